@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Float32 reductions whose bits do not depend on the batch.
+
+``torch.sum`` over a dimension that is not the innermost one adds in an order that depends on how
+the other dimensions are split over threads, so the same segment can get other bits (and other
+survivors) in another batch. Over a contiguous innermost dimension the order is fixed.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+EPS = 1e-12
+
+
+def rows(x: Tensor) -> Tensor:
+    """``x`` as float32 with contiguous rows, so that sums over its last dimension are fixed."""
+    return x.to(torch.float32).contiguous()
+
+
+def length(x: Tensor) -> Tensor:
+    """L2 norms over the last dimension, clamped to what float32 can divide by and multiply with.
+
+    Args:
+        x: float32 ``[..., n]`` with contiguous rows.
+    """
+    return (x * x).sum(-1).sqrt().clamp(EPS, torch.finfo(torch.float32).max)
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """Sum ``x`` ``[..., n, m]`` over n, pairwise in a fixed order, to ``[..., m]``."""
+    while (n := x.shape[-2]) > 1:
+        x = pad(x, (0, 0, 0, 1)) if n % 2 else x
+        x = x[..., : x.shape[-2] // 2, :] + x[..., x.shape[-2] // 2 :, :]
+    return x.squeeze(-2)
