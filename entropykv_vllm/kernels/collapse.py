@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collapse: the best tokens of some pages move into fewer pages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -52,18 +52,13 @@ def collapse(
         return
     options = dict(granularity=granularity, scope=scope, block=block)
     layers_at_once, moves_at_once = _chunk(caches[0], src)
-    for layers in _parts(caches, layers_at_once):
-        kept = [
-            _survivors(layers, part, dst.shape[1], score, part_sinks, isa, options)
-            for part, part_sinks in zip(
-                src.split(moves_at_once), sinks.split(moves_at_once), strict=True
-            )
-        ]
-        keys, values = (torch.cat(side, dim=1) for side in zip(*kept, strict=True))
-        for cache, layer_keys, layer_values in zip(layers, keys, values, strict=True):
-            write_pages(
-                cache, dst.flatten(), layer_keys.flatten(0, 1), layer_values.flatten(0, 1), isa
-            )
+    parts = list(zip(*(x.split(moves_at_once) for x in (src, dst, sinks)), strict=True))
+    for start in range(0, len(caches), layers_at_once):
+        layers = caches[start : start + layers_at_once]
+        kept = [_survivors(layers, *part, score, isa, options) for part in parts]
+        for (_, pages, _), (keys, values) in zip(parts, kept, strict=True):
+            for cache, layer_keys, layer_values in zip(layers, keys, values, strict=True):
+                write_pages(cache, pages, layer_keys, layer_values, isa)
 
 
 def _check(src: Tensor, dst: Tensor, sinks: Tensor) -> None:
@@ -80,36 +75,30 @@ def _chunk(cache: Tensor, src: Tensor) -> tuple[int, int]:
     return max(1, at_once // len(src)), min(len(src), at_once)
 
 
-def _parts(items: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
 def _survivors(
     caches: Sequence[Tensor],
     src: Tensor,
-    pages: int,
-    score: Score,
+    dst: Tensor,
     sinks: Tensor,
+    score: Score,
     isa: str,
     options: dict,
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values that stay, ``[layers, n, pages, heads, block_size, head_size]``."""
-    n, block_size = len(src), caches[0].shape[2]
-    keys, values = zip(*(read_pages(cache, src.flatten(), isa) for cache in caches), strict=True)
-    keys, values = (_by_head(side, n) for side in (keys, values))
-    best = select(score(keys, values), pages * block_size, protect=sinks, **options)
-    return tuple(_by_page(_take(side, best), block_size) for side in (keys, values))
+    """Keys and values that stay, ``[layers, n, m, heads, block_size, head_size]``."""
+    block_size = caches[0].shape[2]
+    pages = [read_pages(cache, src, isa) for cache in caches]
+    keys, values = (_by_head(side) for side in zip(*pages, strict=True))
+    best = select(score(keys, values), dst.shape[1] * block_size, protect=sinks, **options)
+    return _by_page(_take(keys, best), block_size), _by_page(_take(values, best), block_size)
 
 
-def _by_head(layers: Sequence[Tensor], n: int) -> Tensor:
-    """Pages ``[n * s, heads, block, dim]`` to ``[layers, n, heads, s * block, dim]``."""
-    return torch.stack([side.unflatten(0, (n, -1)).transpose(1, 2) for side in layers]).flatten(
-        3, 4
-    )
+def _by_head(layers: Sequence[Tensor]) -> Tensor:
+    """Each ``[n, s, heads, block, dim]``, to ``[layers, n, heads, s * block, dim]``."""
+    return torch.stack([pages.transpose(1, 2) for pages in layers]).flatten(3, 4)
 
 
 def _by_page(tokens: Tensor, block_size: int) -> Tensor:
-    """``[layers, n, heads, tokens, dim]`` to ``[layers, n, pages, heads, block, dim]``."""
+    """``[layers, n, heads, m * block, dim]`` to ``[layers, n, m, heads, block, dim]``."""
     return tokens.unflatten(3, (-1, block_size)).transpose(2, 3)
 
 

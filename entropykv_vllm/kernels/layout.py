@@ -30,17 +30,18 @@ def read_pages(cache: Tensor, pages: Tensor, isa: str) -> tuple[Tensor, Tensor]:
 
     Args:
         cache: float32, bfloat16 or float16 ``[num_blocks, heads, block_size, 2 * head_size]``.
-        pages: int64 ``[n]`` block ids.
+        pages: int64 ``[...]`` block ids.
         isa: "vec", "vec16" or "amx".
 
     Returns:
-        Two copies ``[n, heads, block_size, head_size]`` in the cache's dtype (not contiguous).
+        Two copies ``[..., heads, block_size, head_size]`` in the cache's dtype (not contiguous).
 
     Raises:
         ValueError: an unknown isa, dtype, or a page size that the isa cannot hold.
     """
-    keys, values = _views(cache.index_select(0, pages), isa)
-    shape = len(pages), *_page_shape(cache)
+    packed = cache.index_select(0, pages.flatten()).unflatten(0, pages.shape)
+    keys, values = _views(packed, isa)
+    shape = *pages.shape, *_page_shape(cache)
     return keys.reshape(shape), values.reshape(shape)
 
 
@@ -49,29 +50,29 @@ def write_pages(cache: Tensor, pages: Tensor, keys: Tensor, values: Tensor, isa:
 
     Args:
         cache: as in `read_pages`.
-        pages: int64 ``[n]`` block ids, all different.
-        keys: ``[n, heads, block_size, head_size]``.
+        pages: int64 ``[...]`` block ids, all different.
+        keys: ``[..., heads, block_size, head_size]``.
         values: the same.
         isa: "vec", "vec16" or "amx".
 
     Raises:
         ValueError: as in `read_pages`.
     """
-    packed = cache.new_empty(len(pages), *cache.shape[1:])
+    packed = cache.new_empty(*pages.shape, *cache.shape[1:])
     key_view, value_view = _views(packed, isa)
     key_view.copy_(keys.reshape(key_view.shape))
     value_view.copy_(values.reshape(value_view.shape))
-    cache.index_copy_(0, pages, packed)
+    cache.index_copy_(0, pages.flatten(), packed.flatten(0, -4))
 
 
 def _page_shape(cache: Tensor) -> tuple[int, int, int]:
     """Heads, tokens and head size of a page."""
-    _, heads, block_size, width = cache.shape
+    heads, block_size, width = cache.shape[-3:]
     return heads, block_size, width // 2
 
 
 def _views(packed: Tensor, isa: str) -> tuple[Tensor, Tensor]:
-    """Views of pages ``[n, heads, block_size, 2 * head_size]`` with tokens before channels."""
+    """Views of pages ``[..., heads, block_size, 2 * head_size]`` with tokens before channels."""
     if isa not in _LAYOUTS:
         raise ValueError(f"vLLM's CPU attention isa {isa!r} is not one of {', '.join(_LAYOUTS)}.")
     if packed.dtype not in FLOATS:
@@ -85,7 +86,7 @@ def _views(packed: Tensor, isa: str) -> tuple[Tensor, Tensor]:
 
 
 def _vec(keys: Tensor, values: Tensor, block_size: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """Both ``[n, heads, block_size, head_size]``."""
+    """Both ``[..., heads, block_size, head_size]``."""
     return (
         keys.unflatten(-1, (head_size, block_size)).transpose(-1, -2),
         values.unflatten(-1, (block_size, head_size)),
@@ -93,13 +94,13 @@ def _vec(keys: Tensor, values: Tensor, block_size: int, head_size: int) -> tuple
 
 
 def _amx(keys: Tensor, values: Tensor, block_size: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """``[n, heads, page/16, 16, dim/p, p]`` and ``[n, heads, page/p, p, dim/16, 16]``."""
+    """``[..., heads, page/16, 16, dim/p, p]`` and ``[..., heads, page/p, p, dim/16, 16]``."""
     if block_size % 32:
         raise ValueError(f"Pages of {block_size} tokens do not fit isa 'amx', which needs 32.")
     pack = 4 // keys.element_size()
     keys = keys.unflatten(-1, (block_size // 16, head_size // pack, 16, pack))
     values = values.unflatten(-1, (head_size // 16, block_size // pack, 16, pack))
-    return keys.transpose(-3, -2), values.permute(0, 1, 3, 5, 2, 4)
+    return keys.transpose(-3, -2), values.movedim((-4, -2), (-2, -1))
 
 
 _LAYOUTS: dict[str, Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]] = {
