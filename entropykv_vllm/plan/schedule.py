@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tier of a request holds at each position: the arithmetic of segments and boundaries.
+
+Everything here is a function of the number of tokens alone, so the scheduler and the workers,
+the memory check at start-up and the admission of a request cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+#: How a page got its content; with `ColdPage.anchor` and `ColdPage.index` it names that content.
+Kind = Literal["plain", "segment", "drop"]
+
+
+@dataclass(frozen=True)
+class TierPlan:
+    """The geometry of one tier; all lengths in tokens, and the same for each of its layers.
+
+    `keep` is the share of the tokens older than `window` that survive. `cap` bounds the tokens
+    held in cold pages. `segment`, `interval` and `cap` are whole pages.
+    """
+
+    name: str
+    page: int
+    segment: int
+    interval: int
+    window: int
+    keep: float
+    sinks: int
+    cap: int | None = None
+    bits: int = 16
+
+    @property
+    def segment_pages(self) -> int:
+        return self.segment // self.page
+
+    @property
+    def evicts(self) -> bool:
+        return self.keep < 1 or self.cap is not None
+
+
+@dataclass(frozen=True)
+class ColdPage:
+    """A page of survivors: its table entry, and the name of its content.
+
+    The content is fixed by the tokens before page entry `anchor + 1`, the kind and the index.
+    """
+
+    entry: int
+    anchor: int
+    kind: Kind
+    index: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """Read the pages at `src` entries, keep the best `len(dst)` pages of tokens, at `dst`.
+
+    `sinks` is the number of leading tokens that must survive.
+    """
+
+    src: tuple[int, ...]
+    dst: tuple[ColdPage, ...]
+    sinks: int
+
+
+def boundary(plan: TierPlan, tokens: int) -> int:
+    """The last boundary at or before a position, in tokens."""
+    return tokens // plan.interval * plan.interval
+
+
+def next_boundary(interval: int, tokens: int) -> int:
+    """The first boundary after a position, in tokens."""
+    return (tokens // interval + 1) * interval
+
+
+def collapsed_segments(plan: TierPlan, at: int) -> int:
+    """How many segments lie wholly before the recency window at boundary `at`."""
+    return max(0, at - plan.window) // plan.segment if plan.evicts else 0
+
+
+def hot_start(plan: TierPlan, at: int) -> int:
+    """The first token, a page's first, that is still in a hot page at boundary `at`."""
+    return collapsed_segments(plan, at) * plan.segment
+
+
+def survivors(plan: TierPlan, segments: int) -> int:
+    """Cold pages left of the first `segments` segments, before any cap.
+
+    Rounded up over all of them rather than each, so that any keep ratio is met on average.
+    """
+    if segments == 0:
+        return 0
+    if plan.keep == 0:
+        return math.ceil(plan.sinks / plan.page)
+    return math.ceil(round(plan.keep * plan.segment_pages * segments, 6))
+
+
+def segment_pages(plan: TierPlan, segment: int) -> tuple[ColdPage, ...]:
+    """The pages that are left of one segment: its first entries."""
+    count = survivors(plan, segment + 1) - survivors(plan, segment)
+    first = segment * plan.segment_pages
+    if count == plan.segment_pages:
+        return tuple(ColdPage(first + i, first + i, "plain", 0) for i in range(count))
+    last = first + plan.segment_pages - 1
+    return tuple(ColdPage(first + i, last, "segment", i) for i in range(count))
+
+
+def cold_pages(plan: TierPlan, at: int) -> tuple[ColdPage, ...]:
+    """The cold pages at boundary `at`, in the order of their entries."""
+    if plan.cap is not None:
+        return _capped(plan, at // plan.interval)[1]
+    return tuple(
+        page
+        for segment in range(collapsed_segments(plan, at))
+        for page in segment_pages(plan, segment)
+    )
+
+
+def moves(plan: TierPlan, at: int) -> tuple[Move, ...]:
+    """What is to be moved at boundary `at`, given the state of the boundary before."""
+    if plan.cap is not None:
+        return _capped(plan, at // plan.interval)[0]
+    return _collapses(plan, at)
+
+
+def _collapses(plan: TierPlan, at: int) -> tuple[Move, ...]:
+    done = collapsed_segments(plan, at - plan.interval)
+    fresh = ((s, segment_pages(plan, s)) for s in range(done, collapsed_segments(plan, at)))
+    return tuple(_collapse(plan, s, dst) for s, dst in fresh if len(dst) < plan.segment_pages)
+
+
+def _collapse(plan: TierPlan, segment: int, dst: tuple[ColdPage, ...]) -> Move:
+    first = segment * plan.segment_pages
+    src = tuple(range(first, first + plan.segment_pages))
+    return Move(src, dst, plan.sinks if segment == 0 else 0)
+
+
+@lru_cache(maxsize=1 << 16)
+def _capped(plan: TierPlan, step: int) -> tuple[tuple[Move, ...], tuple[ColdPage, ...]]:
+    """Moves and cold pages at the `step`-th boundary of a tier whose cold pages are capped."""
+    if step == 0:
+        return (), ()
+    for earlier in range(step % 256, step, 256):  # fill the cache from below: no deep recursion
+        _capped(plan, earlier)
+    at = step * plan.interval
+    held = list(_capped(plan, step - 1)[1])
+    for segment in range(
+        collapsed_segments(plan, at - plan.interval), collapsed_segments(plan, at)
+    ):
+        held.extend(segment_pages(plan, segment))
+    steps = list(_collapses(plan, at))
+    assert plan.cap is not None
+    limit = plan.cap // plan.page
+    if len(held) > limit:
+        drop = _drop(plan, held, limit, at)
+        steps.append(drop)
+        held = list(drop.dst)
+    return tuple(steps), tuple(held)
+
+
+def _drop(plan: TierPlan, held: list[ColdPage], limit: int, at: int) -> Move:
+    anchor = at // plan.page - 1
+    dst = tuple(ColdPage(held[i].entry, anchor, "drop", i) for i in range(limit))
+    return Move(tuple(page.entry for page in held), dst, plan.sinks)
+
+
+def cold_count(plan: TierPlan, at: int) -> int:
+    """The number of cold pages at boundary `at`: `len(cold_pages(plan, at))`, cheaply."""
+    count = survivors(plan, collapsed_segments(plan, at))
+    return count if plan.cap is None else min(count, plan.cap // plan.page)
+
+
+def held_pages(plan: TierPlan, at: int, tokens: int) -> int:
+    """Pages held by a request of `tokens` tokens whose last collapse was at boundary `at`."""
+    return cold_count(plan, at) + math.ceil(tokens / plan.page) - hot_start(plan, at) // plan.page
+
+
+@lru_cache(maxsize=4096)
+def peak_pages(plan: TierPlan, tokens: int) -> int:
+    """The most pages that a request holds on its way from 0 to `tokens` tokens.
+
+    The one figure used by the start-up memory check, the admission of a request and the tests.
+    """
+    return max(
+        (
+            held_pages(plan, at, min(at + plan.interval, tokens))
+            for at in range(0, max(tokens, 1), plan.interval)
+        ),
+        default=0,
+    )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be served is refused at start-up, in one sentence that says what to do."""
+
+from __future__ import annotations
+
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+
+from entropykv_vllm.pages.spec import TierSpec
+
+SUPPORTED_VLLM = ("0.32", "0.33")
+
+_OFF = "or turn eviction off with --kv-eviction none"
+
+
+class UnsupportedError(ValueError):
+    """A model, flag or vLLM version that cannot be served with eviction."""
+
+
+def check_version(version: str) -> None:
+    """Refuse a vLLM whose internals are not known to fit."""
+    if not version.startswith(tuple(f"{known}." for known in SUPPORTED_VLLM)):
+        raise UnsupportedError(
+            f"EntropyKV supports vLLM {' and '.join(SUPPORTED_VLLM)}, and this is {version}: "
+            f"install a supported vLLM, {_OFF}"
+        )
+
+
+def check_engine(config: VllmConfig) -> None:
+    """Refuse models and flags that eviction does not support.
+
+    Raises:
+        UnsupportedError: one sentence that says what and what to do.
+    """
+    for refused, sentence in _refusals(config):
+        if refused:
+            raise UnsupportedError(f"EntropyKV {sentence}, {_OFF}")
+
+
+def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
+    from vllm.platforms import current_platform
+
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    return [
+        (not current_platform.is_cpu(), "runs on vLLM's CPU backend only: use a CPU build of vLLM"),
+        (model.use_mla, "does not support models with multi-head latent attention: choose another"),
+        (model.is_encoder_decoder, "does not support encoder-decoder models: choose another"),
+        (model.runner_type == "pooling", "does not support pooling models: serve a generative one"),
+        (
+            config.speculative_config is not None,
+            "does not support speculative decoding: leave --speculative-config out",
+        ),
+        (
+            cache.cache_dtype not in ("auto", "float16", "bfloat16"),
+            f"does not support --kv-cache-dtype {cache.cache_dtype}: leave it out",
+        ),
+        (
+            config.kv_transfer_config is not None,
+            "does not support KV connectors: leave --kv-transfer-config out",
+        ),
+        (
+            parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
+            "does not support context parallelism: leave it out",
+        ),
+        (
+            config.use_v2_model_runner,
+            "does not support vLLM's V2 model runner yet: set VLLM_USE_V2_MODEL_RUNNER=0",
+        ),
+        (
+            config.scheduler_config.disable_hybrid_kv_cache_manager is True,
+            "needs vLLM's hybrid KV cache manager: leave out --disable-hybrid-kv-cache-manager",
+        ),
+    ]
+
+
+def is_full_attention(spec: KVCacheSpec) -> bool:
+    """Whether a layer's pages are ours to evict."""
+    return type(spec) is FullAttentionSpec
+
+
+def check_layers(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
+    """Refuse layers that neither we nor vLLM's own managers can hold beside ours."""
+    for name, spec in specs.items():
+        known = is_full_attention(spec) or isinstance(spec, SlidingWindowSpec | MambaSpec)
+        if not known:
+            raise UnsupportedError(
+                f"EntropyKV does not support the {type(spec).__name__} of layer {name}: "
+                f"choose another model, {_OFF}"
+            )
+        if is_full_attention(spec):
+            _check_full_attention(name, spec)
+
+
+def _check_full_attention(name: str, spec: AttentionSpec) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if spec.non_causal or spec.sliding_window or spec.attention_chunk_size:
+        raise UnsupportedError(
+            f"EntropyKV needs plain causal attention, which layer {name} has not: "
+            f"choose another model, {_OFF}"
+        )
+    backend = AttentionBackendEnum.CPU_ATTN.get_class()
+    if not backend.__module__.startswith("entropykv_vllm."):
+        raise UnsupportedError(
+            "another plugin has replaced EntropyKV's attention backend: "
+            f"name only 'entropykv' in VLLM_PLUGINS, {_OFF}"
+        )
+
+
+def full_attention_layers(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> list[int]:
+    """The full-attention layers of the whole model, also those of other pipeline stages."""
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    here = {extract_layer_index(name) for name, spec in specs.items() if is_full_attention(spec)}
+    if config.parallel_config.pipeline_parallel_size == 1:
+        return sorted(here)
+    text = config.model_config.hf_text_config
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    everywhere = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    if not here <= set(everywhere):
+        raise UnsupportedError(
+            "EntropyKV cannot tell which layers of this model have full attention on other "
+            f"pipeline stages: serve it with --pipeline-parallel-size 1, {_OFF}"
+        )
+    return everywhere
+
+
+def check_groups(config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Refuse to schedule for workers that do not evict.
+
+    Raises:
+        UnsupportedError: if a worker reported a full-attention layer without a tier.
+    """
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if any(is_full_attention(spec) for spec in specs) or not any(
+        isinstance(spec, TierSpec) for spec in specs
+    ):
+        raise UnsupportedError(
+            "a worker does not run EntropyKV, so it would keep full caches: "
+            f"install the same entropykv-vllm on every node, {_OFF}"
+        )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--kv-eviction` and `--kv-eviction-config` in vLLM's command line.
+
+The one place where vLLM is patched: its engine arguments are a dataclass without an extension
+point. The flags set four of them: `additional_config`, `worker_cls`, `scheduler_cls`, `block_size`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+
+from entropykv_vllm.config.settings import (
+    CONFIG_KEY,
+    DEFAULT_PRESET,
+    POLICIES,
+    EvictionConfig,
+    load,
+    preset_names,
+)
+from entropykv_vllm.serving.settings import PAGE, engine_settings
+
+_MARK = "_entropykv_flags"
+
+
+def install() -> None:
+    """Wrap `EngineArgs.add_cli_args` and `EngineArgs.from_cli_args`, once."""
+    if getattr(EngineArgs, _MARK, False):
+        return
+    setattr(EngineArgs, _MARK, True)
+    EngineArgs.add_cli_args = staticmethod(_adding_flags(EngineArgs.add_cli_args))
+    EngineArgs.from_cli_args = classmethod(_applying_flags(EngineArgs.from_cli_args.__func__))
+
+
+def _adding_flags(add_cli_args: Callable) -> Callable:
+    @functools.wraps(add_cli_args)
+    def wrapper(parser):
+        parser = add_cli_args(parser)
+        group = parser.add_argument_group(
+            title="EntropyKV", description="Evict pages of the KV cache (plugin entropykv-vllm)."
+        )
+        group.add_argument(
+            "--kv-eviction",
+            choices=["none", *POLICIES],
+            default="none",
+            help="The policy that decides which tokens stay in the KV cache.",
+        )
+        group.add_argument("--kv-eviction-config", default=None, help=_config_help())
+        return parser
+
+    return wrapper
+
+
+def _config_help() -> str:
+    fields = "\n".join(
+        f"- {name}: {field.description}" for name, field in EvictionConfig.model_fields.items()
+    )
+    return (
+        f"A preset ({', '.join(preset_names())}; {DEFAULT_PRESET} unless given), a YAML file, or "
+        "settings on top of the preset, as JSON or as --kv-eviction-config.NAME VALUE "
+        f"(NAME 'preset' names another preset):\n{fields}"
+    )
+
+
+def _applying_flags(from_cli_args: Callable) -> Callable:
+    @functools.wraps(from_cli_args)
+    def wrapper(cls, args: argparse.Namespace):
+        policy = getattr(args, "kv_eviction", "none")
+        if policy == "none":
+            if getattr(args, "kv_eviction_config", None) is not None:
+                _stop("--kv-eviction-config needs --kv-eviction POLICY beside it")
+            return from_cli_args(cls, args)
+        for name, value in _settings(policy, args).items():
+            setattr(args, name, value)
+        engine_args = from_cli_args(cls, args)
+        engine_args.create_engine_config = _checked(engine_args.create_engine_config)
+        return engine_args
+
+    return wrapper
+
+
+def _settings(policy: str, args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        settings = engine_settings(load(policy, args.kv_eviction_config))
+    except ValueError as error:
+        _stop(str(error))
+    for name in ("worker_cls", "scheduler_cls"):
+        if getattr(args, name, None) not in (None, "auto", settings[name]):
+            _stop(f"--kv-eviction sets --{name.replace('_', '-')} itself: leave that out")
+    settings["additional_config"] = {
+        **(getattr(args, "additional_config", None) or {}),
+        CONFIG_KEY: settings["additional_config"][CONFIG_KEY],
+    }
+    if getattr(args, "block_size", None) is None:
+        settings["block_size"] = PAGE
+    return settings
+
+
+def _checked(create_engine_config: Callable) -> Callable:
+    """Refuse at start-up, before any process is started, what cannot be served."""
+
+    @functools.wraps(create_engine_config)
+    def wrapper(*args, **kwargs):
+        import vllm
+
+        from entropykv_vllm.serving import checks
+
+        try:
+            checks.check_version(vllm.__version__)
+            config = create_engine_config(*args, **kwargs)
+            checks.check_engine(config)
+        except checks.UnsupportedError as error:
+            _stop(str(error))
+        return config
+
+    return wrapper
+
+
+def _stop(sentence: str) -> None:
+    print(f"entropykv: error: {sentence}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of each tier, on their way from the scheduler to `/metrics` and the periodic log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from prometheus_client import REGISTRY, Counter, Gauge
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import SchedulerStats
+
+from entropykv_vllm.config.settings import CONFIG_KEY
+from entropykv_vllm.pages.manager import TierCounts
+
+logger = init_logger("vllm.entropykv")
+
+#: `SchedulerStats` has no place for a plugin's counts, and only its declared fields cross from
+#: the engine process to the server; this mapping of strings to numbers is one of them.
+_CARRIER = "waiting_lora_adapters"
+_PREFIX = "entropykv/"
+
+_GAUGES = {
+    "hot": "Pages held with the newest tokens.",
+    "cold": "Pages held with surviving old tokens.",
+}
+_COUNTERS = {
+    "freed": ("pages_freed", "Pages given back to the pool by eviction."),
+    "tokens_evicted": ("tokens_evicted", "Tokens evicted, per layer and KV head."),
+    "collapses": ("collapses", "Segments collapsed into their surviving tokens."),
+    "copies": ("copy_on_writes", "Collapses into fresh pages, so that old ones serve prefix hits."),
+}
+
+
+def pack(stats: SchedulerStats, tiers: Iterable[tuple[str, TierCounts]]) -> None:
+    """Put the counts of each tier into `stats`; groups of one tier are added up."""
+    carrier = getattr(stats, _CARRIER)
+    for name, counts in tiers:
+        for field, value in asdict(counts).items():
+            key = f"{_PREFIX}{name}/{field}"
+            carrier[key] = carrier.get(key, 0) + value
+
+
+def unpack(stats: SchedulerStats) -> dict[str, dict[str, int]]:
+    """Take the counts out of `stats` again: tier -> field -> number."""
+    carrier = getattr(stats, _CARRIER)
+    tiers: dict[str, dict[str, int]] = {}
+    for key in [key for key in carrier if key.startswith(_PREFIX)]:
+        name, _, field = key.removeprefix(_PREFIX).rpartition("/")
+        tiers.setdefault(name, {})[field] = carrier.pop(key)
+    return tiers
+
+
+class EvictionStatLogger(StatLoggerBase):
+    """Feeds Prometheus and adds a line to vLLM's periodic log."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        self.on = CONFIG_KEY in (vllm_config.additional_config or {})
+        self.labels = (vllm_config.model_config.served_model_name, str(engine_index))
+        self.freed = 0
+        self.held: dict[str, dict[str, int]] = {}
+        if self.on:
+            self.gauges, self.counters = _metrics()
+
+    def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0) -> None:
+        if not self.on or scheduler_stats is None:
+            return
+        for name, counts in unpack(scheduler_stats).items():
+            self.held[name] = counts
+            self.freed += counts["freed"]
+            for field, gauge in self.gauges.items():
+                gauge.labels(*self.labels, name, field).set(counts[field])
+            for field, counter in self.counters.items():
+                counter.labels(*self.labels, name).inc(counts[field])
+
+    def log(self) -> None:
+        if self.held and (self.freed or any(c["hot"] for c in self.held.values())):
+            tiers = ", ".join(f"{n} {c['hot']}+{c['cold']}" for n, c in self.held.items())
+            logger.info("EntropyKV: pages held, hot+cold: %s; freed: %d", tiers, self.freed)
+            self.freed = 0
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+def _metrics() -> tuple[dict[str, Gauge], dict[str, Counter]]:
+    """The metrics of this process, made once: several engines share them."""
+    labels = ["model_name", "engine", "tier"]
+    pages = _once(
+        Gauge,
+        "vllm:entropykv_pages",
+        "KV cache pages held by requests, by kind.",
+        [*labels, "kind"],
+        multiprocess_mode="mostrecent",
+    )
+    counters = {
+        field: _once(Counter, f"vllm:entropykv_{name}", text, labels)
+        for field, (name, text) in _COUNTERS.items()
+    }
+    return dict.fromkeys(_GAUGES, pages), counters
+
+
+def _once(kind, name: str, text: str, labels: list[str], **options):
+    known = REGISTRY._names_to_collectors.get(name)
+    return known if known is not None else kind(name, text, labels, **options)
+
+
+def attach(llm) -> None:
+    """Feed the metrics of an offline `vllm.LLM`, so that `llm.get_metrics()` has them.
+
+    vLLM loads statistics plugins in its server only. The `LLM` must be made with
+    ``disable_log_stats=False``.
+    """
+    manager = llm.llm_engine.logger_manager
+    if manager is None:
+        raise ValueError("make the LLM with disable_log_stats=False to have metrics")
+    manager.stat_loggers.insert(0, EvictionStatLogger(llm.llm_engine.vllm_config))

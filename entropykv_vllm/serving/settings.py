@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings, as they travel inside vLLM's configuration to every process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from entropykv_vllm.config.settings import CONFIG_KEY, EvictionConfig
+
+#: Tokens per page unless --block-size is given: small pages follow the keep ratio closely.
+PAGE = 32
+
+WORKER = "entropykv_vllm.serving.worker.EvictionCPUWorker"
+SCHEDULER = "entropykv_vllm.serving.scheduler.EvictionScheduler"
+
+
+def settings_of(vllm_config) -> EvictionConfig:
+    """The validated settings that a server runs with."""
+    return EvictionConfig.model_validate(vllm_config.additional_config[CONFIG_KEY])
+
+
+def engine_settings(config: EvictionConfig) -> dict[str, Any]:
+    """vLLM engine arguments that turn eviction on, all but the page size."""
+    return {
+        "additional_config": {CONFIG_KEY: config.model_dump(mode="json", exclude_none=True)},
+        "worker_cls": WORKER,
+        "scheduler_cls": SCHEDULER,
+    }
