@@ -180,6 +180,10 @@ class TierManager(SingleTypeKVCacheManager):
         self.counts.collapses += 1
         self.counts.copies += bool(dst) and dst[0] is not src[0]
 
+    def progress_of(self, request_id: str) -> int:
+        """The boundary whose moves were last planned for a request, in tokens."""
+        return self.progress.get(request_id, Progress()).at
+
     def take_moves(self) -> list[PageMove]:
         """The moves planned since the last call, in order; each must be sent to the workers."""
         planned, self._moves = self._moves, []
@@ -189,7 +193,7 @@ class TierManager(SingleTypeKVCacheManager):
         """What was done since the last call, and the pages held now."""
         counts, self.counts = self.counts, TierCounts()
         for request_id, blocks in self.req_to_blocks.items():
-            at = self.progress.get(request_id, Progress()).at
+            at = self.progress_of(request_id)
             counts.cold += cold_count(self.plan, at)
             counts.hot += len(blocks) - hot_start(self.plan, at) // self.plan.page
         return counts

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of the workers' memory: each page holds a name that says what its bytes must be.
+
+The name of a hot page is the prefix hash of its last token; that of a cold page is derived from
+a prefix hash as in the prefix cache. Carrying out the planned moves on names shows whether the
+real thing would read and write the right bytes at the right time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+
+from entropykv_vllm.pages.hits import content_hash
+from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.plan.schedule import (
+    TierPlan,
+    boundary,
+    cold_pages,
+    held_pages,
+    hot_start,
+    next_boundary,
+    peak_pages,
+)
+
+MAX_LEN = 1 << 12
+
+
+def make_manager(plans: list[TierPlan], pages: int, caching: bool) -> KVCacheManager:
+    """vLLM's own KV cache manager over our tiers."""
+    import torch
+
+    init_none_hash(sha256)
+    groups = [
+        KVCacheGroupSpec(
+            [f"layers.{i}"],
+            TierSpec(
+                block_size=plan.page, num_kv_heads=1, head_size=8, dtype=torch.float32, plan=plan
+            ),
+        )
+        for i, plan in enumerate(plans)
+    ]
+    return KVCacheManager(
+        KVCacheConfig(num_blocks=pages, kv_cache_tensors=[], kv_cache_groups=groups),
+        max_model_len=MAX_LEN,
+        scheduler_block_size=plans[0].page,
+        hash_block_size=plans[0].page,
+        enable_caching=caching,
+    )
+
+
+@dataclass
+class Memory:
+    """What each page holds. Pages are shared by the groups: a page has one owner group at a time."""
+
+    content: dict[int, bytes] = field(default_factory=dict)
+
+    def carry_out(self, moves, names: dict[str, list[bytes]], plans: list[TierPlan]) -> None:
+        """Check that each move reads what the plan says it reads, then write its survivors."""
+        for move in moves:
+            plan, hashes = plans[move.group], names[move.request_id]
+            planned, before = _planned(plan, move, hashes)
+            for entry, page in zip(move.entries, move.src, strict=True):
+                assert self.content.get(page) == before[entry], "a move reads the wrong page"
+            for cold, page in zip(planned.dst, move.dst, strict=True):
+                self.content[page] = content_hash(cold, hashes)
+
+
+def _planned(plan: TierPlan, move, hashes):
+    """The plan's move with these entries, and what each of its entries must hold before it."""
+    from entropykv_vllm.plan.schedule import moves as planned_moves
+
+    for at in range(plan.interval, len(hashes) * plan.page + 1, plan.interval):
+        state = {c.entry: content_hash(c, hashes) for c in cold_pages(plan, at - plan.interval)}
+        for planned in planned_moves(plan, at):
+            before = {e: state.get(e, hashes[e]) for e in planned.src}
+            if planned.src == move.entries and len(planned.dst) == len(move.dst):
+                return planned, before
+            for entry in planned.src:
+                state.pop(entry, None)
+            state.update({c.entry: content_hash(c, hashes) for c in planned.dst})
+    raise AssertionError("a move that the plan does not have")
+
+
+class Engine:
+    """vLLM's KV cache manager driven as its scheduler drives it, over the model memory."""
+
+    def __init__(self, plans: list[TierPlan], pages: int, caching: bool = True) -> None:
+        self.plans = plans
+        self.manager = make_manager(plans, pages, caching)
+        self.pool = self.manager.block_pool
+        self.tiers = self.manager.coordinator.single_type_managers
+        self.memory = Memory()
+        self.hasher = get_request_block_hasher(plans[0].page, sha256)
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.hits: dict[str, int] = {}
+        self.preemptions = 0
+        self._fresh: list[tuple[Request, int, int]] = []
+
+    # -- what a user does ----------------------------------------------------------------------
+
+    def add(self, request_id: str, tokens: list[int]) -> Request:
+        params = SamplingParams(max_tokens=10_000)
+        request = Request(request_id, tokens, params, None, block_hasher=self.hasher)
+        self.waiting.append(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
+        self.manager.free(request)
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def step(self, budget: int) -> None:
+        """Schedule up to `budget` tokens, carry out the moves, write the new tokens, check all."""
+        self.manager.new_step_starts()
+        self._fresh = []
+        preempted = False
+        for request in list(self.running):
+            if budget and request in self.running:
+                taken, again = self._schedule_running(request, budget)
+                budget -= taken
+                preempted |= again
+        while self.waiting and budget and not preempted:
+            taken = self._admit(self.waiting[0], budget)
+            if not taken:
+                break
+            budget -= taken
+        self._execute()
+        self.check()
+
+    def _clip(self, request: Request, start: int, count: int) -> int:
+        return min(count, next_boundary(self.plans[0].interval, start) - start)
+
+    def _schedule_running(self, request: Request, budget: int) -> tuple[int, bool]:
+        start = request.num_computed_tokens
+        count = self._clip(request, start, min(budget, request.num_tokens - start))
+        preempted = False
+        while count and self.manager.allocate_slots(request, count) is None:
+            victim = self.running[-1]
+            self._preempt(victim)
+            preempted = True
+            if victim is request:
+                return 0, True
+        if count:
+            self._fresh.append((request, start, count))
+        return count, preempted
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._fresh = [item for item in self._fresh if item[0] is not request]
+        self.manager.free(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        self.waiting.insert(0, request)
+        self.preemptions += 1
+
+    def _admit(self, request: Request, budget: int) -> int:
+        blocks, hit, _ = self.manager.get_computed_blocks(request)
+        count = self._clip(request, hit, min(budget, request.num_tokens - hit))
+        slots = self.manager.allocate_slots(
+            request, count, hit, blocks, full_sequence_must_fit=True
+        )
+        if slots is None:
+            return 0
+        self.waiting.pop(0)
+        self.running.append(request)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = hit
+        self.hits[request.request_id] = hit
+        self._fresh.append((request, hit, count))
+        return count
+
+    def _execute(self) -> None:
+        moves = sorted((m for t in self.tiers for m in t.take_moves()), key=lambda m: m.order)
+        names = {r.request_id: r.block_hashes for r in self.running}
+        self.memory.carry_out(moves, names, self.plans)
+        for request, start, count in self._fresh:
+            self._write(request, start, count)
+            request.num_computed_tokens = start + count
+        for request, _, _ in self._fresh:
+            if request.num_computed_tokens == request.num_tokens:
+                request.append_output_token_ids(len(request.all_token_ids) % 7)
+
+    def _write(self, request: Request, start: int, count: int) -> None:
+        for group, plan in enumerate(self.plans):
+            table = self.tiers[group].req_to_blocks[request.request_id]
+            for entry in range(start // plan.page, -(-(start + count) // plan.page)):
+                assert not table[entry].is_null, "a token is written to the null page"
+                full = (entry + 1) * plan.page <= start + count
+                name = request.block_hashes[entry] if full else b"partial"
+                self.memory.content[table[entry].block_id] = name
+
+    # -- what must always hold -----------------------------------------------------------------
+
+    def check(self) -> None:
+        self._check_ownership()
+        for request in self.running:
+            for group, plan in enumerate(self.plans):
+                self._check_table(request, group, plan)
+
+    def _check_ownership(self) -> None:
+        owners: Counter[int] = Counter()
+        for tier in self.tiers:
+            for table in tier.req_to_blocks.values():
+                owners.update(block.block_id for block in table if not block.is_null)
+        free = {block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()}
+        assert not free & set(owners), "a page is both held and free"
+        assert len(free) + len(owners) + 1 == self.pool.num_gpu_blocks, "a page leaked"
+        for page, count in owners.items():
+            assert self.pool.blocks[page].ref_cnt == count, "a page is owned twice"
+
+    def _check_table(self, request: Request, group: int, plan: TierPlan) -> None:
+        table = self.tiers[group].req_to_blocks[request.request_id]
+        done = request.num_computed_tokens
+        at = self.tiers[group].progress_of(request.request_id)
+        hashes = request.block_hashes
+        expected = {c.entry: content_hash(c, hashes) for c in cold_pages(plan, at)}
+        for entry in range(hot_start(plan, at) // plan.page, done // plan.page):
+            expected[entry] = hashes[entry]
+        for entry, block in enumerate(table[: done // plan.page]):
+            if entry not in expected:
+                assert block.is_null, "a dropped page is still held"
+                continue
+            held = self.memory.content.get(block.block_id)
+            assert held == expected[entry], f"entry {entry} of tier {plan.name} holds other tokens"
+        held = sum(not block.is_null for block in table)
+        assert held <= peak_pages(plan, request.num_tokens), "more pages than the planned peak"
+        assert held == held_pages(plan, at, len(table) * plan.page)
+        assert boundary(plan, done) - at in (0, plan.interval)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: presets, files, JSON, and errors that a person can act on."""
+
+import json
+
+import pytest
+
+from entropykv_vllm.config.settings import POLICIES, EvictionConfig, load, preset_names
+
+
+def test_the_default_is_the_balanced_preset():
+    assert load("entropykv") == load("entropykv", "balanced") == EvictionConfig()
+
+
+def test_presets_are_all_valid():
+    assert preset_names() == ["balanced", "long-context", "quality", "streaming"]
+    for name in preset_names():
+        load("sink" if name == "streaming" else "entropykv", name)
+
+
+def test_json_is_on_top_of_a_preset():
+    config = load("norm", '{"preset": "quality", "keep": 0.9}')
+    assert (config.policy, config.keep, config.window) == ("norm", 0.9, 512)
+
+
+def test_a_yaml_file_is_read(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("keep: 0.3\ntiers:\n- {name: a, layers: 0-3}\n")
+    assert load("keydiff", str(path)).tiers[0].layer_indices() == (0, 1, 2, 3)
+
+
+def test_settings_survive_the_way_to_other_processes():
+    config = load("entropykv", {"tiers": [{"name": "a", "layers": [3, 1]}], "cap": 1024})
+    sent = json.loads(json.dumps(config.model_dump(mode="json", exclude_none=True)))
+    assert EvictionConfig.model_validate(sent) == config
+
+
+@pytest.mark.parametrize(
+    ("policy", "config", "sentence"),
+    [
+        ("entropykv", {"keep": 0}, "keep is 0: input should be greater than 0"),
+        ("entropykv", {"keep": 2}, "keep is 2: input should be less than or equal to 1"),
+        ("entropykv", {"bits": 7}, "bits is 7"),
+        ("entropykv", {"kep": 0.5}, "'kep' is not a setting; there are policy, keep"),
+        ("entropykv", "nowhere.yaml", "neither a preset"),
+        ("entropykv", "{keep: 1}", "not valid JSON"),
+        ("entropykv", "streaming", "made for --kv-eviction sink, not entropykv"),
+        ("lru", None, "'lru' is not a policy: choose one of entropykv"),
+        ("entropykv", {"tiers": [{"name": "a", "layers": "x"}]}, "'x' is not a layer"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_sentence(policy, config, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load(policy, config)
+    assert "\n" not in str(caught.value)
+
+
+def test_norms_choose_blocks_for_all_heads_and_distinctness_tokens_per_head():
+    chosen = {policy: EvictionConfig(policy=policy).selection for policy in POLICIES}
+    assert chosen["norm"] == chosen["knorm"] == ("block", "layer")
+    assert chosen["entropykv"] == chosen["keydiff"] == ("token", "head")
+    assert EvictionConfig(policy="norm", scope="head").selection == ("block", "head")
