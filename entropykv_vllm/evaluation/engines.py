@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of a cell: stock vLLM or one policy, everything else alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+WINDOW = 256
+POLICIES = ("entropykv", "norm", "knorm", "keydiff", "sink", "window", "random")
+# Of these nothing old survives, so their window is their whole memory.
+WINDOW_ONLY = ("sink", "window")
+
+
+def model_folder(model: str) -> str:
+    """Return the folder of a model; the small model, known by its name, is fetched if need be."""
+    from entropykv_vllm.model.fetch import NAME, fetch_model
+
+    return str(fetch_model(quiet=True)) if model == NAME else model
+
+
+def max_positions(model: str) -> int:
+    """Return the longest context, in tokens, that a model's `config.json` allows."""
+    config = json.loads((Path(model_folder(model)) / "config.json").read_text())
+    return int(config["max_position_embeddings"])
+
+
+def eviction(policy: str, keep: float, tokens: int, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the eviction settings of a cell, such that policies of one `keep` use equal memory.
+
+    Others hold the window and a share of what is older; window policies get a window as long as
+    both.
+    """
+    settings = {"window": WINDOW, **config, "keep": keep}
+    if policy in WINDOW_ONLY:
+        window = settings["window"]
+        settings["window"] = window + round(keep * (tokens - window))
+    return settings
+
+
+def make(spec: dict[str, Any]) -> Any:
+    """Start the engine of a cell. `spec["engine"]` are its arguments besides the policy's."""
+    from vllm import LLM
+
+    import entropykv_vllm
+
+    arguments = {
+        "dtype": "float32",
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,  # the gauges that `drive` reads
+        "seed": 0,
+        **spec["engine"],
+    }
+    if spec["policy"] != "none":
+        ours = entropykv_vllm.engine_args(spec["policy"], **spec["eviction"])
+        arguments = {**arguments, **ours}
+    return LLM(model=model_folder(spec["model"]), **arguments)

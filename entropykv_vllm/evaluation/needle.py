@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv needle`: does a number hidden in a long text survive eviction?
+
+The question comes at the end of the prompt, after the text before it was compressed, and fits
+into the recency window, so no policy can look at it to choose. All answers come out of the
+engine, greedily.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation import cells, engines, needle_plot, pool, table
+from entropykv_vllm.evaluation.needle_cell import ANSWER_TOKENS
+from entropykv_vllm.evaluation.prompts import QUESTION
+from entropykv_vllm.model.fetch import NAME
+
+# Requests that share a step; results do not depend on it.
+TOGETHER = 4
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(prog="entropykv needle", description=__doc__.split("\n")[0])
+    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+    p.add_argument("--policies", default=",".join(engines.POLICIES), help="default: %(default)s")
+    p.add_argument("--keeps", default="0.75,0.5,0.25", help="shares of the old tokens to keep")
+    p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
+    p.add_argument("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
+    p.add_argument("--depths", default="0,1", help="where needles lie, of 0,1 (default: all over)")
+    p.add_argument("--config", default="{}", help="eviction settings for all cells, as JSON")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", type=Path, help="folder of the results (default: results/needle-...)")
+    return p
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse a window that the question does not fit into, and prompts too long for the model."""
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(engines.model_folder(args.model)).encode(
+        QUESTION, add_special_tokens=False
+    )
+    needed, window = len(ids) + ANSWER_TOKENS, args.config.get("window", engines.WINDOW)
+    if window < needed:
+        raise SystemExit(f"the window of {window} tokens must cover the question: {needed} or more")
+    if args.tokens + ANSWER_TOKENS > (longest := engines.max_positions(args.model)):
+        raise SystemExit(f"--tokens {args.tokens}: this model reads {longest} with the answer")
+
+
+def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:
+    """Return what decides the result of a cell. The pool has room for all requests together."""
+    length = args.tokens + ANSWER_TOKENS
+    room = pool.pool_bytes(pool.shape(engines.model_folder(args.model)), (TOGETHER + 1) * length)
+    return {
+        "policy": policy,
+        "keep": keep,
+        "eviction": {}
+        if policy == "none"
+        else engines.eviction(policy, keep, args.tokens, args.config),
+        "model": args.model,
+        "tokens": args.tokens,
+        "prompts": args.prompts,
+        "seed": args.seed,
+        "depths": [float(depth) for depth in args.depths.split(",")],
+        "engine": {
+            "max_model_len": length,
+            "max_num_seqs": TOGETHER,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": room,
+        },
+    }
+
+
+def rows(results: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the table."""
+    return [
+        [
+            "full cache" if (policy := r["spec"]["policy"]) == "none" else policy,
+            f"{r['spec']['keep']:g}",
+            table.percent(r["held"]),
+            table.percent(r["peak"]),
+            *(table.interval(r[name]) for name in ("exact", "digits", "form")),
+        ]
+        for r in results
+    ]
+
+
+HEADER = [
+    "policy",
+    "keep",
+    "held %",
+    "peak %",
+    "exact % (95 %)",
+    "digits % (95 %)",
+    "form % (95 %)",
+]
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all cells, the full cache first; a failed one is reported and left out."""
+    from tqdm import tqdm
+
+    pairs = [("none", 1.0)] + [
+        (policy, float(keep))
+        for policy in args.policies.split(",")
+        for keep in args.keeps.split(",")
+        if policy != "none"
+    ]
+    results = []
+    with tqdm(total=len(pairs) * args.prompts, unit="prompt") as bar:
+        for i, (policy, keep) in enumerate(pairs):
+            bar.set_description(f"{policy} {keep:g}")
+
+            def progress(done: int, _: int, before: int = i * args.prompts) -> None:
+                bar.update(before + done - bar.n)
+
+            result = args.out / f"{policy}-{keep:g}.json"
+            try:
+                results.append(
+                    cells.run(
+                        "entropykv_vllm.evaluation.needle_cell",
+                        spec(args, policy, keep),
+                        result,
+                        progress,
+                    )
+                )
+            except RuntimeError as error:
+                tqdm.write(str(error), file=sys.stderr)
+            progress(args.prompts, args.prompts)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    args = parser().parse_args(argv)
+    args.config = json.loads(args.config)
+    args.out = args.out or Path(f"results/needle-{args.tokens}")
+    check(args)
+    results = measure(args)
+    if not results:
+        return 1
+    text = table.render(HEADER, rows(results))
+    print(f"\nneedles in {args.tokens} tokens, {args.prompts} prompts a cell\n\n{text}")
+    (args.out / "table.md").write_text(text + "\n")
+    summary = [{k: v for k, v in r.items() if k != "answers"} for r in results]
+    (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
+    needle_plot.draw(results, args.out / "exact.png")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
