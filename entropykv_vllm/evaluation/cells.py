@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.evaluation.processes import started
+
 PROGRESS = "@progress"
 
 
@@ -44,6 +46,7 @@ def environment(policy: str) -> dict[str, str]:
     """Return the environment of a cell: all cores, and for stock vLLM no plugin at all."""
     env = dict(os.environ)
     env.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+    env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else vLLM keeps a core back
     if policy == "none":
         env["VLLM_PLUGINS"] = ""
     return env
@@ -67,19 +70,9 @@ def run(
     command = [sys.executable, "-m", module, json.dumps(spec), str(result)]
     with (
         log.open("w") as sink,
-        subprocess.Popen(
-            command,
-            env=environment(spec["policy"]),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as child,
+        started(command, environment(spec["policy"]), subprocess.PIPE) as child,
     ):
-        try:
-            _follow(child, sink, progress)
-        except BaseException:
-            child.terminate()
-            raise
+        _follow(child, sink, progress)
     if (new := stored(spec, result)) is None:
         tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
         raise RuntimeError(f"{module} failed, see {log}:\n{tail}")

@@ -16,6 +16,7 @@ class Sample:
     seconds: float  # since the requests were handed in
     running: int
     waiting: int
+    answering: int  # requests that got a token in this step, so their whole prompts are held
     used: float  # share of the pool's pages in use
 
 
@@ -43,19 +44,21 @@ def run(
     outputs: dict[str, Any] = {}
     samples: list[Sample] = []
     while engine.has_unfinished_requests():
-        finished = [out for out in engine.step() if out.finished]
-        samples.append(_sample(llm, time.monotonic() - start))
+        stepped = engine.step()
+        finished = [out for out in stepped if out.finished]
+        samples.append(_sample(llm, time.monotonic() - start, len(stepped)))
         outputs.update((out.request_id, out) for out in finished)
         if finished:
             done(len(outputs))
     return [outputs[f"{prefix}-{i}"] for i in range(len(prompts))], samples
 
 
-def _sample(llm: Any, seconds: float) -> Sample:
+def _sample(llm: Any, seconds: float, answering: int) -> Sample:
     now = metrics(llm)
     return Sample(
         seconds,
         int(now["vllm:num_requests_running"]),
         int(now["vllm:num_requests_waiting"]),
+        answering,
         now["vllm:kv_cache_usage_perc"],
     )

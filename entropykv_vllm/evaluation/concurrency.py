@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv bench-concurrency`: how many long requests does one KV pool serve at a time?
+
+Stock vLLM and an eviction policy get the same pool in bytes, the same requests, threads and
+settings, and run by turns, each run in a process of its own. Stock vLLM runs without the plugin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation import cells, engines, pool, table
+from entropykv_vllm.model.fetch import NAME
+
+# name of a value, decimals
+ROWS = {
+    "seconds": 1,
+    "output tokens/s": 2,
+    "running at most": 0,
+    "answering at most": 0,
+    "mean wait in s": 1,
+    "preemptions": 0,
+    "pool used at most": 2,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(
+        prog="entropykv bench-concurrency", description=(__doc__ or "").split("\n")[0]
+    )
+    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+    p.add_argument("--policy", default="entropykv", help="default: %(default)s")
+    p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
+    p.add_argument("--config", default="{}", help="more eviction settings, as JSON")
+    p.add_argument(
+        "--pool-tokens", type=int, default=20_000, help="full tokens that the pool holds"
+    )
+    p.add_argument("--requests", type=int, default=8)
+    p.add_argument("--tokens", type=int, default=6000, help="prompt length of a request")
+    p.add_argument("--output", type=int, default=64, help="tokens to answer")
+    p.add_argument("--repeats", type=int, default=2)
+    p.add_argument("--engine", default="{}", help="more vLLM arguments for both, as JSON")
+    p.add_argument("--stock", default="{}", help="more vLLM arguments for stock vLLM, as JSON")
+    p.add_argument("--out", type=Path, default=Path("results/concurrency"))
+    return p
+
+
+def spec(args: argparse.Namespace, policy: str, repeat: int) -> dict[str, Any]:
+    """Return what decides the result of a run."""
+    shape = pool.shape(engines.model_folder(args.model))
+    engine = {
+        "max_model_len": args.tokens + args.output,
+        "max_num_seqs": args.requests,
+        "kv_cache_memory_bytes": pool.pool_bytes(shape, args.pool_tokens),
+        **json.loads(args.engine),
+    }
+    stock = policy == "none"
+    config = json.loads(args.config)
+    return {
+        "policy": policy,
+        "eviction": {} if stock else engines.eviction(policy, args.keep, args.tokens, config),
+        "model": args.model,
+        "requests": args.requests,
+        "tokens": args.tokens,
+        "output": args.output,
+        "repeat": repeat,
+        "engine": {**engine, **(json.loads(args.stock) if stock else {})},
+    }
+
+
+def turns(policy: str, repeats: int) -> list[tuple[str, int]]:
+    """Return the order of the runs: each pair the other way round, so that drift cancels out."""
+    pairs = [("none", policy), (policy, "none")]
+    return [(name, repeat) for repeat in range(repeats) for name in pairs[repeat % 2]]
+
+
+def rows(results: list[dict[str, Any]], policy: str) -> list[list[str]]:
+    """Return the rows of the table: the median of the repeats, and ours over stock vLLM's."""
+    lines = []
+    for name, decimals in ROWS.items():
+        stock, ours = (
+            statistics.median(r[name] for r in results if r["spec"]["policy"] == which)
+            for which in ("none", policy)
+        )
+        ratio = f"{ours / stock:.2f}" if stock else "–"
+        lines.append([name, f"{stock:.{decimals}f}", f"{ours:.{decimals}f}", ratio])
+    return lines
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all runs by turns."""
+    from tqdm import tqdm
+
+    results = []
+    with tqdm(total=2 * args.repeats * args.requests, unit="request") as bar:
+        for i, (policy, repeat) in enumerate(turns(args.policy, args.repeats)):
+            bar.set_description(f"{policy} {repeat + 1}/{args.repeats}")
+
+            def progress(done: int, _: int, before: int = i * args.requests) -> None:
+                bar.update(before + done - bar.n)
+
+            results.append(
+                cells.run(
+                    "entropykv_vllm.evaluation.concurrency_cell",
+                    spec(args, policy, repeat),
+                    args.out / f"{policy}-{repeat}.json",
+                    progress,
+                )
+            )
+            progress(args.requests, args.requests)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    args = parser().parse_args(argv)
+    results = measure(args)
+    text = table.render(
+        ["", "stock vLLM", f"{args.policy} {args.keep:g}", "ratio"], rows(results, args.policy)
+    )
+    pool_bytes = results[0]["spec"]["engine"]["kv_cache_memory_bytes"]
+    print(
+        f"\n{args.requests} requests of {args.tokens}+{args.output} tokens in a pool of "
+        f"{args.pool_tokens} full tokens ({pool_bytes / 2**20:.0f} MiB), median of "
+        f"{args.repeats}\n\n{text}"
+    )
+    (args.out / "table.md").write_text(text + "\n")
+    (args.out / "table.json").write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
