@@ -21,13 +21,12 @@ def compact(block_table: Tensor, seq_lens: Tensor, block_size: int) -> tuple[Ten
         no row has a hole. The arguments are never written: vLLM shares them between groups.
     """
     column = torch.arange(block_table.shape[1], dtype=torch.int32, device=block_table.device)
-    used = column < ((seq_lens + block_size - 1) // block_size)[:, None]
-    kept = used & (block_table != 0)
-    count = kept.sum(1, dtype=torch.int32)
-    holes = used.sum(1, dtype=torch.int32) - count
-    if not holes.any():
+    pages = (seq_lens + block_size - 1) // block_size
+    kept = (column < pages[:, None]) & (block_table != 0)
+    count = kept.sum(1, dtype=seq_lens.dtype)
+    if torch.equal(count, pages):
         return block_table, seq_lens
-    table = torch.zeros_like(block_table)
     # Both masks run row by row and have the same number of entries in a row: order is kept.
-    table[column < count[:, None]] = block_table[kept]
-    return table, seq_lens - holes * block_size
+    table = torch.zeros_like(block_table)
+    table.masked_scatter_(column < count[:, None], block_table.masked_select(kept))
+    return table, seq_lens - (pages - count) * block_size

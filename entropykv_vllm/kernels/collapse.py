@@ -50,9 +50,9 @@ def collapse(
     _check(src, dst, sinks)
     if not len(src) or not caches:
         return
-    options = dict(granularity=granularity, scope=scope, block=block)
-    layers_at_once, moves_at_once = _chunk(caches[0], src)
-    parts = list(zip(*(x.split(moves_at_once) for x in (src, dst, sinks)), strict=True))
+    options = {"granularity": granularity, "scope": scope, "block": block}
+    layers_at_once, size = _chunk(caches[0], src)
+    parts = list(zip(src.split(size), dst.split(size), sinks.split(size), strict=True))
     for start in range(0, len(caches), layers_at_once):
         layers = caches[start : start + layers_at_once]
         kept = [_survivors(layers, *part, score, isa, options) for part in parts]

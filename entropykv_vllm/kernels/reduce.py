@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Float32 reductions whose bits do not depend on the batch.
 
-``torch.sum`` over a dimension that is not the innermost one adds in an order that depends on how
-the other dimensions are split over threads, so the same segment can get other bits (and other
-survivors) in another batch. Over a contiguous innermost dimension the order is fixed.
+``torch.sum`` promises no order of additions. Over a dimension that is not the innermost one, a
+column's order depends on whether it falls into the full vectors or the remainder of a thread's
+share, and the share depends on the batch: the same segment could get other bits, and so other
+survivors. Over a contiguous innermost dimension each row is added alone, and elementwise additions
+have no order.
 """
 
 import torch

@@ -23,7 +23,9 @@ def score(keys: Tensor, values: Tensor) -> Tensor:
     Returns:
         float32 ``[..., tokens]``.
     """
-    return neighbourhood((1 - cosine_to_mean(keys)) * length(rows(values)))
+    # Rounding can put a cosine above 1.
+    distinct = (1 - cosine_to_mean(keys)).clamp(min=0)
+    return neighbourhood(distinct * length(rows(values)))
 
 
 def neighbourhood(scores: Tensor) -> Tensor:
