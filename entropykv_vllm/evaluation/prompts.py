@@ -57,17 +57,18 @@ def build(
     count: int,
     seed: int = 0,
     depths: tuple[float, float] = (0.0, 1.0),
+    question: str = QUESTION,
 ) -> list[Case]:
     """Make `count` prompts of exactly `tokens` tokens, all starting at different sentences."""
     rng = random.Random(seed)
-    question = tokenizer.encode(QUESTION, add_special_tokens=False)
+    asked = tokenizer.encode(question, add_special_tokens=False)
     starts = [i * len(sentences) // count for i in range(count)]
     rng.shuffle(starts)  # else the depth would grow along the book
     cases = []
     for depth, start in zip(spread(count, *depths), starts, strict=True):
         number = str(rng.randrange(1_000_000, 10_000_000))
         needle = tokenizer.encode(NEEDLE.format(number=number), add_special_tokens=False)
-        hay = haystack(sentences, start, tokens - len(needle) - len(question))
+        hay = haystack(sentences, start, tokens - len(needle) - len(asked))
         ids, position = insert(hay, needle, depth)
-        cases.append(Case(number, depth, position, ids + question))
+        cases.append(Case(number, depth, position, ids + asked))
     return cases

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `vllm serve` of one's own on a free port, which ends with the block that uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from entropykv_vllm.evaluation.processes import started
+
+SERVED_NAME = "smollm2"
+PATIENCE = 600  # seconds until a server must be ready
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(model: str, port: int, arguments: list[str]) -> list[str]:
+    """Return the command line that serves `model`."""
+    vllm = Path(sys.executable).with_name("vllm")
+    return [
+        *(str(vllm), "serve", model, "--served-model-name", SERVED_NAME),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--max-model-len", "8192"),
+        *arguments,
+    ]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a server on a CPU; what is set outside wins."""
+    return {
+        "OMP_NUM_THREADS": str(os.cpu_count()),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        **os.environ,
+    }
+
+
+@contextlib.contextmanager
+def serving(model: str, arguments: list[str]) -> Iterator[tuple[str, Path]]:
+    """Serve a model as long as the block runs; give its URL and its log."""
+    port = free_port()
+    log = Path(tempfile.mkdtemp(prefix="entropykv-")) / "server.log"
+    with (
+        log.open("w") as sink,
+        started(command(model, port, arguments), environment(), sink) as child,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        _wait(url, child, log)
+        yield url, log
+
+
+def _wait(url: str, child: subprocess.Popen[str], log: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_ready(url):
+        if child.poll() is not None or time.monotonic() > end:
+            tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
+            raise RuntimeError(f"the server did not start, see {log}:\n{tail}")
+        time.sleep(0.5)
+
+
+def is_ready(url: str) -> bool:
+    """Does a server answer at `url`?"""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def counters(url: str) -> dict[str, float]:
+    """Return the samples of `/metrics` by name, those of one name added up."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0) + sample.value
+    return values
