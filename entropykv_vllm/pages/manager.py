@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
 
 from entropykv_vllm.pages.hits import content_hash, longest_hit
@@ -73,6 +74,8 @@ class TierManager(SingleTypeKVCacheManager):
         self._moves: list[PageMove] = []
         # Cold pages whose hash is entered once vLLM shows us the request's hashes.
         self._unhashed: dict[str, list[tuple[KVCacheBlock, ColdPage]]] = {}
+        # Pages in the prefix cache that this step is still to write.
+        self._unwritten: dict[str, list[KVCacheBlock]] = {}
         # Requests that could not be collapsed for want of pages: they must not go on.
         self._stuck: set[str] = set()
 
@@ -185,8 +188,9 @@ class TierManager(SingleTypeKVCacheManager):
         return self.progress.get(request_id, Progress()).at
 
     def take_moves(self) -> list[PageMove]:
-        """The moves planned since the last call, in order; each must be sent to the workers."""
+        """End the step's planning: its moves in order, each of which the workers must carry out."""
         planned, self._moves = self._moves, []
+        self._unwritten.clear()
         return planned
 
     def take_counts(self) -> TierCounts:
@@ -229,21 +233,24 @@ class TierManager(SingleTypeKVCacheManager):
     ) -> None:
         """Adopt the pages of a prefix hit: the state of its last boundary, holes included."""
         table = self.req_to_blocks[request_id]
-        assert not table and num_external_computed_tokens == 0
+        assert not table
+        assert num_external_computed_tokens == 0
         self.block_pool.touch([block for block in new_computed_blocks if not block.is_null])
         table.extend(new_computed_blocks)
         self.num_cached_block[request_id] = len(table)
         self.progress[request_id] = Progress(boundary(self.plan, num_local_computed_tokens))
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        """Forget the request, and what was planned for it and not yet sent."""
+        """Forget the request, and what was planned for it and not yet sent.
+
+        A request that is preempted after it was scheduled writes nothing in this step: the pages
+        it was to write must not be found. (vLLM leaves them in the prefix cache.)
+        """
         self.progress.pop(request_id, None)
         self._stuck.discard(request_id)
-        unsent = [move for move in self._moves if move.request_id == request_id]
-        self._moves = [move for move in self._moves if move.request_id != request_id]
         self._unhashed.pop(request_id, None)
-        # Nothing will be written to these, so no one may find them.
-        self.block_pool.evict_blocks({page for move in unsent for page in move.dst})
+        self._moves = [move for move in self._moves if move.request_id != request_id]
+        self._forget(self._unwritten.pop(request_id, ()))
         return super().pop_blocks_for_free(request_id)
 
     # -- prefix cache --------------------------------------------------------------------------
@@ -257,17 +264,25 @@ class TierManager(SingleTypeKVCacheManager):
         replay_boundaries: Sequence[int],
     ) -> None:
         """Enter hot pages under vLLM's hashes, and new cold pages under their own."""
+        cached = self.num_cached_block.get(request.request_id, 0)
         super().cache_blocks(
             request, num_tokens, retention_interval, replay_boundaries=replay_boundaries
         )
+        full = self.num_cached_block.get(request.request_id, 0)
+        unwritten = self.req_to_blocks[request.request_id][cached:full]
         hashes = self._prefix_hashes(request.block_hashes, self.block_pool, self.block_size)
         for block, cold in self._unhashed.pop(request.request_id, ()):
-            key = BlockHash(content_hash(cold, hashes))
-            self.block_pool._insert_block_hash(
-                make_block_hash_with_group_id(key, self.kv_cache_group_id),
-                block,
-                num_tokens=(cold.anchor + 1) * self.block_size,
-            )
+            self._enter(block, cold, hashes)
+            unwritten.append(block)
+        self._unwritten.setdefault(request.request_id, []).extend(unwritten)
+
+    def _enter(self, block: KVCacheBlock, cold: ColdPage, hashes: Sequence[bytes]) -> None:
+        key = BlockHash(content_hash(cold, hashes))
+        self.block_pool._insert_block_hash(
+            make_block_hash_with_group_id(key, self.kv_cache_group_id),
+            block,
+            num_tokens=(cold.anchor + 1) * self.block_size,
+        )
 
     @staticmethod
     def _prefix_hashes(hashes: BlockHashList, pool: BlockPool, page: int) -> Sequence[bytes]:
@@ -299,3 +314,8 @@ class TierManager(SingleTypeKVCacheManager):
         holes = [block_pool.null_block] * len(kv_cache_group_ids)
         rows = [pages.get(entry, holes) for entry in range(length // plan.page)]
         return tuple([row[g] for row in rows] for g in range(len(kv_cache_group_ids))), length
+
+
+# vLLM registers its own specs only while the registry is empty: they must come first.
+KVCacheSpecRegistry._ensure_registered()
+KVCacheSpecRegistry.register(TierSpec, TierManager, uniform_type_base_spec=TierSpec)

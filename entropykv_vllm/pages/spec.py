@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheSpec, replace_as
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from entropykv_vllm.plan.schedule import TierPlan, peak_pages
 
@@ -38,15 +37,6 @@ def tier_spec(spec: FullAttentionSpec, plan: TierPlan) -> TierSpec:
     return replace_as(spec, TierSpec, drop=_FULL_ATTENTION_ONLY, plan=plan)
 
 
-def _register() -> None:
-    """Make `TierManager` the manager of `TierSpec`."""
-    from entropykv_vllm.pages.manager import TierManager
-
-    # vLLM registers its own specs only while the registry is empty: they must come first.
-    KVCacheSpecRegistry._ensure_registered()
-    KVCacheSpecRegistry.register(TierSpec, TierManager, uniform_type_base_spec=TierSpec)
-
-
 # Specs reach the engine process pickled, so its import of this module is the one moment that is
 # sure to come before vLLM asks for their manager, whether or not plugins are loaded there.
-_register()
+import entropykv_vllm.pages.manager  # noqa: E402, F401

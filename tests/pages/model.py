@@ -92,8 +92,11 @@ def _planned(plan: TierPlan, move, hashes):
 class Engine:
     """vLLM's KV cache manager driven as its scheduler drives it, over the model memory."""
 
-    def __init__(self, plans: list[TierPlan], pages: int, caching: bool = True) -> None:
+    def __init__(
+        self, plans: list[TierPlan], pages: int, caching: bool = True, choose_victim=None
+    ) -> None:
         self.plans = plans
+        self.choose_victim = choose_victim or (lambda running: running[-1])
         self.manager = make_manager(plans, pages, caching)
         self.pool = self.manager.block_pool
         self.tiers = self.manager.coordinator.single_type_managers
@@ -147,7 +150,7 @@ class Engine:
         count = self._clip(request, start, min(budget, request.num_tokens - start))
         preempted = False
         while count and self.manager.allocate_slots(request, count) is None:
-            victim = self.running[-1]
+            victim = self.choose_victim(self.running)
             self._preempt(victim)
             preempted = True
             if victim is request:

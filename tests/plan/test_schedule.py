@@ -22,10 +22,11 @@ from entropykv_vllm.plan.schedule import (
 )
 
 PAGE = 4
+UNIT = st.floats(0, 1)
 
 
 @st.composite
-def plans(draw, keep=st.floats(0, 1), cap=True):
+def plans(draw, keep=UNIT, cap=True):
     page = draw(st.sampled_from([1, 4, 16]))
     return TierPlan(
         name="t",
@@ -61,7 +62,7 @@ def replay(plan, tokens):
 @given(plans(), st.integers(0, 60))
 def test_moves_lead_from_each_boundary_to_the_state_of_the_next(plan, pages):
     tokens = pages * plan.page
-    table, peak = replay(plan, tokens)
+    table, _ = replay(plan, tokens)
     at = boundary(plan, tokens)
     stated = {cold.entry: cold for cold in cold_pages(plan, at)}
     for entry, content in table.items():
