@@ -30,12 +30,15 @@ def eviction(policy: str, keep: float, tokens: int, config: dict[str, Any]) -> d
     """Return the eviction settings of a cell, such that policies of one `keep` use equal memory.
 
     Others hold the window and a share of what is older; window policies get a window as long as
-    both.
+    both, and segments of a page, as nothing of a segment survives there anyway.
     """
+    from entropykv_vllm.serving.settings import PAGE
+
     settings = {"window": WINDOW, **config, "keep": keep}
     if policy in WINDOW_ONLY:
         window = settings["window"]
         settings["window"] = window + round(keep * (tokens - window))
+        settings["segment"] = PAGE
     return settings
 
 
