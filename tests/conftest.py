@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How vLLM runs in the tests, as in the Makefile; set before anything imports vLLM."""
+
+import os
+
+DEFAULTS = {
+    "OMP_NUM_THREADS": str(os.cpu_count()),
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # The engine runs in the test's own process, so that a test can look into its scheduler.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+for name, value in DEFAULTS.items():
+    os.environ.setdefault(name, value)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin in vLLM's engine, on a real model."""
+
+import pytest
+
+from entropykv_vllm.evaluation import prompts as needles
+from entropykv_vllm.plan.schedule import peak_pages
+
+from .conftest import MAX_TOKENS
+
+pytestmark = pytest.mark.engine
+
+
+def chunk_size(engine, tokens: int) -> None:
+    engine.scheduler.max_num_scheduled_tokens = tokens
+
+
+@pytest.fixture(autouse=True)
+def clean(engine):
+    chunk_size(engine, 8192)
+    engine.held.clear()
+    engine.forget()
+    before = engine.free_pages
+    yield
+    assert engine.free_pages == before, "pages leaked"
+    engine.forget()
+
+
+def test_prompts_within_the_window_answer_as_without_the_plugin(engine, corpus, stock):
+    short = [corpus[i * 500 : i * 500 + 20 + 20 * i] for i in range(8)]
+    assert engine.tokens(short) == stock(short)
+    assert all(tier.counts.collapses == 0 for tier in engine.tiers)
+
+
+def test_the_peak_is_not_passed_and_the_answer_is_the_same_for_any_chunk_size(engine, corpus):
+    prompt = corpus[: 8192 - MAX_TOKENS]
+    answers = []
+    for chunk in (256, 1024, 8192):
+        chunk_size(engine, chunk)
+        engine.forget()
+        engine.held.clear()
+        answers.append(engine.tokens([prompt]))
+        planned = [peak_pages(tier.plan, 8192) for tier in engine.tiers]
+        highest = [0] * len(planned)
+        for index, pages in engine.held["p0"]:
+            highest[index] = max(highest[index], pages)
+        assert all(h <= p for h, p in zip(highest, planned, strict=True)), (highest, planned)
+        assert sum(highest) > 0.9 * sum(planned), "the plan is far from what happens"
+        assert sum(highest) < 0.45 * len(planned) * 8192 / 32
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_answers_do_not_depend_on_the_batch(engine, corpus):
+    batch = [corpus[i * 1500 : i * 1500 + 900 + 130 * i] for i in range(4)]
+    together = engine.tokens(batch)
+    engine.forget()
+    alone = [engine.tokens([prompt])[0] for prompt in batch]
+    assert together == alone
+
+
+def test_the_same_prompt_again_hits_the_prefix_cache_and_answers_the_same(engine, corpus):
+    prompt = corpus[2000:4900]
+    first = engine.run({"first": prompt})["first"]
+    again = engine.run({"again": prompt})["again"]
+    assert first.num_cached_tokens == 0
+    assert again.num_cached_tokens == len(prompt) // 32 * 32
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_a_conversation_goes_on_from_its_compressed_pages(engine, corpus):
+    prompt = corpus[3000:5000]
+    first = engine.run({"turn": prompt})["turn"]
+    longer = [*prompt, *first.outputs[0].token_ids, *corpus[100:140]]
+    second = engine.run({"next": longer})["next"]
+    known = len(prompt) + MAX_TOKENS - 1  # the last token was never an input
+    assert second.num_cached_tokens == known // 32 * 32
+    engine.forget()
+    assert engine.tokens([longer])[0] == list(second.outputs[0].token_ids)
+
+
+def test_a_needle_is_found_after_most_of_the_context_was_evicted(engine):
+    from entropykv_vllm.evaluation import corpus as texts
+
+    tokenizer = engine.llm.get_tokenizer()
+    cases = needles.build(tokenizer, texts.encode(tokenizer), 2048, 4, seed=7)
+    answers = engine.tokens([case.ids for case in cases], max_tokens=10)
+    found = [case.number in tokenizer.decode(ids) for case, ids in zip(cases, answers, strict=True)]
+    assert sum(found) >= 2, [tokenizer.decode(ids) for ids in answers]
+    assert sum(tier.counts.tokens_evicted for tier in engine.tiers) > 0
+
+
+def test_requests_aborted_at_any_point_give_their_pages_back(engine, corpus):
+    chunk_size(engine, 700)
+    for steps in (1, 3, 6, 9):
+        engine.add("gone", corpus[:3000])
+        engine.add("also", corpus[500:2500])
+        for _ in range(steps):
+            engine.step()
+        engine.llm.llm_engine.abort_request(["gone", "also"])
+        while engine.llm.llm_engine.has_unfinished_requests():
+            engine.step()
+
+
+def test_several_answers_to_one_prompt_share_its_pages(engine, corpus):
+    output = engine.run({"n": corpus[:1500]}, n=3, temperature=0.8, seed=5, max_tokens=24)["n"]
+    assert len({tuple(o.token_ids) for o in output.outputs}) > 1
+
+
+def test_preempted_requests_answer_as_if_they_were_not(engine, corpus):
+    """A pool too small for all: hold pages back, so that vLLM must preempt."""
+    batch = {f"r{i}": corpus[i * 1100 : i * 1100 + 2000] for i in range(3)}
+    calm = engine.run(batch, max_tokens=300)
+    engine.forget()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    need = sum(peak_pages(tier.plan, 2300) for tier in engine.tiers)
+    kept_back = pool.get_new_blocks(pool.get_num_free_blocks() - 2 * need)
+    try:
+        tight = engine.run(batch, max_tokens=300)
+    finally:
+        pool.free_blocks(kept_back)
+    for name in batch:
+        assert tight[name].outputs[0].token_ids == calm[name].outputs[0].token_ids
+
+
+def test_metrics_tell_what_was_freed(engine, corpus):
+    from entropykv_vllm.serving import metrics
+
+    metrics.attach(engine.llm)
+    engine.run({"m": corpus[:1500]})
+    values = {m.name: m for m in engine.llm.get_metrics() if "entropykv" in m.name}
+    assert values["vllm:entropykv_pages_freed"].value > 0
+    assert values["vllm:entropykv_tokens_evicted"].value > 0

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags in vLLM's command line, and what is refused before a server starts."""
+
+import json
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from entropykv_vllm.config.settings import EvictionConfig
+from entropykv_vllm.serving import flags
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+}
+MLA = LLAMA | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 2,
+    "first_k_dense_replace": 4,
+}
+ENCODER_DECODER = {
+    "architectures": ["WhisperForConditionalGeneration"],
+    "model_type": "whisper",
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "vocab_size": 51865,
+    "torch_dtype": "float32",
+}
+POOLING = LLAMA | {"architectures": ["LlamaModel"]}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Parse a command line for a model of the given Hugging Face configuration."""
+    flags.install()
+
+    def parse(*words: str, model: dict = LLAMA):
+        (tmp_path / "config.json").write_text(json.dumps(model))
+        (tmp_path / "preprocessor_config.json").write_text('{"feature_size": 80}')
+        parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+        common = ["--model", str(tmp_path), "--skip-tokenizer-init", "--load-format", "dummy"]
+        return AsyncEngineArgs.from_cli_args(parser.parse_args([*common, *words]))
+
+    return parse
+
+
+def refusal(capsys, run) -> str:
+    """The one sentence that ends the start, with a non-zero exit code."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        run()
+    assert stopped.value.code != 0
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_without_the_flag_nothing_is_changed(make):
+    args = make()
+    assert (args.worker_cls, args.scheduler_cls, args.block_size) == ("auto", None, None)
+    assert args.additional_config == {}
+
+
+def test_the_flag_sets_worker_scheduler_pages_and_settings(make):
+    args = make("--kv-eviction", "norm", "--kv-eviction-config", '{"keep": 0.25}')
+    assert args.worker_cls.endswith("EvictionCPUWorker")
+    assert args.scheduler_cls.endswith("EvictionScheduler")
+    assert args.block_size == 32
+    expected = EvictionConfig(policy="norm", keep=0.25).model_dump(mode="json", exclude_none=True)
+    assert args.additional_config == {"entropykv": expected}
+
+
+def test_dotted_keys_and_presets_and_other_additional_config(make):
+    args = make(
+        *("--kv-eviction", "entropykv", "--kv-eviction-config.keep", "0.3"),
+        *("--kv-eviction-config.preset", "quality", "--additional-config", '{"a": 1}'),
+        *("--block-size", "64"),
+    )
+    assert args.additional_config["a"] == 1
+    assert args.additional_config["entropykv"]["keep"] == 0.3
+    assert args.additional_config["entropykv"]["window"] == 512
+    assert args.block_size == 64
+
+
+def test_a_preset_by_name_brings_its_policy(make):
+    args = make("--kv-eviction", "sink", "--kv-eviction-config", "streaming")
+    assert args.additional_config["entropykv"]["policy"] == "sink"
+
+
+def test_a_supported_model_starts(make):
+    config = make("--kv-eviction", "entropykv").create_engine_config()
+    assert config.additional_config["entropykv"]["policy"] == "entropykv"
+    assert config.cache_config.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--kv-eviction-config.keep", "0"], "keep is 0: input should be greater than 0"),
+        (["--kv-eviction-config.keep", "2"], "keep is 2: input should be less than or equal to 1"),
+        (["--kv-eviction-config", "nowhere"], "neither a preset"),
+        (["--worker-cls", "my.Worker"], "sets --worker-cls itself"),
+    ],
+)
+def test_wrong_settings_stop_in_words(make, capsys, words, sentence):
+    said = refusal(capsys, lambda: make("--kv-eviction", "entropykv", *words))
+    assert said.startswith("entropykv: error: ")
+    assert sentence in said
+
+
+def test_an_unknown_policy_stops_in_words(make, capsys):
+    assert "invalid choice: 'lru'" in refusal(capsys, lambda: make("--kv-eviction", "lru"))
+
+
+def test_settings_without_the_flag_stop_in_words(make, capsys):
+    said = refusal(capsys, lambda: make("--kv-eviction-config", '{"keep": 0.5}'))
+    assert "needs --kv-eviction" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "sentence"),
+    [
+        (MLA, [], "does not support models with multi-head latent attention"),
+        (ENCODER_DECODER, [], "does not support encoder-decoder models"),
+        (POOLING, ["--runner", "pooling"], "does not support pooling models"),
+        (
+            LLAMA,
+            ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
+            "does not support speculative decoding",
+        ),
+        (LLAMA, ["--kv-cache-dtype", "fp8"], "does not support --kv-cache-dtype fp8"),
+        (LLAMA, ["--disable-hybrid-kv-cache-manager"], "hybrid KV cache manager"),
+    ],
+)
+def test_what_is_not_supported_stops_in_words(make, capsys, model, words, sentence):
+    args = make("--kv-eviction", "entropykv", *words, model=model)
+    said = refusal(capsys, args.create_engine_config)
+    assert said.startswith("entropykv: error: EntropyKV ")
+    assert sentence in said
+    assert "--kv-eviction none" in said
+
+
+def test_an_unsupported_vllm_stops_in_words(make, capsys, monkeypatch):
+    monkeypatch.setattr("vllm.__version__", "0.31.0")
+    said = refusal(capsys, make("--kv-eviction", "entropykv").create_engine_config)
+    assert "supports vLLM 0.32 and 0.33, and this is 0.31.0" in said
+
+
+def test_the_help_lists_every_setting():
+    flags.install()
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    text = " ".join(parser.format_help().split())
+    assert "--kv-eviction " in text
+    for name in EvictionConfig.model_fields:
+        assert f"- {name}:" in text
