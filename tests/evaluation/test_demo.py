@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo asks a server and how it tells of the answer."""
+
+import http.server
+import threading
+
+import pytest
+
+from entropykv_vllm.evaluation import demo, server
+
+METRICS = """# TYPE vllm:entropykv_pages_freed counter
+vllm:entropykv_pages_freed_total{tier="early"} 40.0
+vllm:entropykv_pages_freed_total{tier="late"} 2.0
+"""
+
+
+@pytest.fixture
+def url():
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(METRICS.encode() if self.path == "/metrics" else b"")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+
+
+def test_metrics_of_all_tiers_are_added_up(url):
+    assert server.counters(url)["vllm:entropykv_pages_freed_total"] == 42
+
+
+def test_a_server_is_ready_when_it_answers(url):
+    assert server.is_ready(url)
+    assert not server.is_ready(f"http://127.0.0.1:{server.free_port()}")
+
+
+def test_stock_vllm_gets_no_flags():
+    assert demo.arguments("none", "balanced") == []
+    assert demo.arguments("norm", "balanced")[:2] == ["--kv-eviction", "norm"]
+
+
+def test_the_report_says_whether_the_answer_is_right(capsys):
+    answer = demo.Answer(
+        "It is 1234567.", 6044, 9.5, 8.25, {"vllm:entropykv_pages_freed_total": 4200.0}
+    )
+    demo.show(answer, "1234567")
+    demo.show(answer, "7654321")
+    text = capsys.readouterr().out
+    assert "right" in text
+    assert "wrong, it is 7654321" in text
+    assert "6,044 tokens" in text
+    assert "4,200" in text
