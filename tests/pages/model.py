@@ -58,7 +58,7 @@ def make_manager(plans: list[TierPlan], pages: int, caching: bool) -> KVCacheMan
 
 @dataclass
 class Memory:
-    """What each page holds. Pages are shared by the groups: a page has one owner group at a time."""
+    """What each page holds, whichever group owns it at the time."""
 
     content: dict[int, bytes] = field(default_factory=dict)
 

@@ -123,6 +123,18 @@ def test_a_prefix_is_found_although_its_hot_pages_were_overwritten(name):
     assert engine.hits["second"] == 288
 
 
+@pytest.mark.parametrize("name", TIERS)
+def test_a_shorter_prefix_is_found_while_its_pages_last(name):
+    """Collapses go to fresh pages: the hot pages they leave behind still serve prefix hits."""
+    engine = Engine(TIERS[name], 2000)
+    first = engine.add("first", tokens(0, 290))
+    run_to(engine, 290, 64)
+    engine.abort(first)
+    engine.add("second", tokens(0, 150) + [9] * 100)
+    engine.step(1000)
+    assert engine.hits["second"] == 148
+
+
 def test_a_shared_prefix_is_read_by_both_and_written_by_none():
     engine = Engine(TIERS["one tier"], 400)
     engine.add("a", tokens(0, 200))

@@ -162,10 +162,9 @@ def test_an_unsupported_vllm_stops_in_words(make, capsys, monkeypatch):
     assert "supports vLLM 0.32 and 0.33, and this is 0.31.0" in said
 
 
-def test_the_help_lists_every_setting():
+def test_the_help_names_every_setting():
     flags.install()
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    text = " ".join(parser.format_help().split())
-    assert "--kv-eviction " in text
-    for name in EvictionConfig.model_fields:
-        assert f"- {name}:" in text
+    helps = {word: a.help for a in parser._actions for word in a.option_strings}
+    for name, field in EvictionConfig.model_fields.items():
+        assert f"- {name}: {field.description}" in helps["--kv-eviction-config"]
