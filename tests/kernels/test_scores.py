@@ -144,7 +144,9 @@ def test_random_changes_with_every_bit_and_place():
 
 @settings(deadline=None)
 @given(shape=shapes, seed=seeds)
-def test_tree_sum_is_a_sum(shape, seed):
+def test_tree_sum_adds_each_column_in_the_same_order(shape, seed):
     x, _ = draw(shape, seed)
     torch.testing.assert_close(tree_sum(x), x.sum(-2), atol=1e-4, rtol=1e-4)
-    assert torch.equal(tree_sum(x)[..., -1], tree_sum(x[..., -1:])[..., 0])
+    # torch.sum fails here: a share of 16 columns is added in another order than one of 80.
+    for columns in (slice(0, 16), slice(-1, None)):
+        assert torch.equal(tree_sum(x)[..., columns], tree_sum(x[..., columns]))

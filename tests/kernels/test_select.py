@@ -42,6 +42,7 @@ def scored(draw, element=values, block=1):
     return scores, draw(st.integers(1, tokens)), protect
 
 
+@settings(deadline=None)
 @given(scored())
 def test_tokens(case):
     scores, keep, protect = case
@@ -52,6 +53,7 @@ def test_tokens(case):
             assert best[i, h].tolist() == naive(head, keep, protect[i])
 
 
+@settings(deadline=None)
 @given(scored(block=4))
 def test_blocks(case):
     scores, keep, protect = case
@@ -73,6 +75,7 @@ def test_batches_do_not_matter(case, scope, granularity):
     assert torch.equal(together, torch.stack(alone))
 
 
+@settings(deadline=None)
 @given(scored(element=numbers))
 def test_layer_scope_keeps_the_largest_sums(case):
     """Compared by what they are worth: sums that differ in rounding only may trade places."""
