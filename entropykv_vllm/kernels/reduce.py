@@ -26,7 +26,7 @@ def length(x: Tensor) -> Tensor:
     Args:
         x: float32 ``[..., n]`` with contiguous rows.
     """
-    return (x * x).sum(-1).sqrt().clamp(EPS, torch.finfo(torch.float32).max)
+    return torch.linalg.vector_norm(x, dim=-1).clamp(EPS, torch.finfo(torch.float32).max)
 
 
 def tree_sum(x: Tensor) -> Tensor:
