@@ -17,7 +17,11 @@ from typing import Any
 from entropykv_vllm.evaluation import corpus, engines, prompts, scoring, server
 from entropykv_vllm.model.fetch import NAME
 
-QUESTION = "\n\nWhat is the secret number of the lighthouse?"
+# A small model finds the number more often if the question has a turn of its own and the answer
+# is begun for it; it then repeats the words that stand before the number.
+READ = "I have read the text. What would you like to know?"
+QUESTION = "What is the secret number of the lighthouse?"
+BEGUN = "The secret number of the lighthouse is"
 ANSWER_TOKENS = 24
 
 
@@ -55,51 +59,58 @@ def arguments(policy: str, config: str) -> list[str]:
 
 
 def prompt(model: str, tokens: int, depth: float, seed: int) -> tuple[str, str]:
-    """Return the user's message, and the number in it."""
+    """Return the text, and the number in it."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(model))
     book = corpus.encode(tokenizer)
     case = prompts.build(tokenizer, book, tokens, 1, seed, (depth, depth), question="")[0]
-    return tokenizer.decode(case.ids).strip() + QUESTION, case.number
+    return tokenizer.decode(case.ids).strip(), case.number
 
 
-def ask(client: Any, url: str, message: str, stream: bool) -> Answer:
-    """Send the message; greedy, so that both times ask for the same."""
+def ask(client: Any, url: str, text: str, stream: bool) -> Answer:
+    """Send the text; greedy, so that both times ask for the same."""
     before, start = server.counters(url), time.monotonic()
     if stream:
-        answer = _streamed(client, message, start)
+        answer = _streamed(client, text, start)
     else:
-        reply = client.chat.completions.create(**_request(client, message))
+        reply = client.chat.completions.create(**_request(client, text))
         answer = Answer(reply.choices[0].message.content, reply.usage.prompt_tokens, 0, None, {})
     seconds, after = time.monotonic() - start, server.counters(url)
     changes = {name: after[name] - before.get(name, 0) for name in after}
     return replace(answer, seconds=seconds, changes=changes)
 
 
-def _request(client: Any, message: str) -> dict[str, Any]:
+def conversation(text: str) -> list[dict[str, str]]:
+    """Return the chat whose last turn the model goes on with."""
+    turns = (("user", text), ("assistant", READ), ("user", QUESTION), ("assistant", BEGUN))
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def _request(client: Any, text: str) -> dict[str, Any]:
     return {
         "model": client.models.list().data[0].id,
-        "messages": [{"role": "user", "content": message}],
+        "messages": conversation(text),
+        "extra_body": {"add_generation_prompt": False, "continue_final_message": True},
         "max_tokens": ANSWER_TOKENS,
         "temperature": 0,
     }
 
 
-def _streamed(client: Any, message: str, start: float) -> Answer:
-    text, first, read = "", None, 0
-    print("  answer                ", end="", flush=True)
+def _streamed(client: Any, text: str, start: float) -> Answer:
+    said, first, read = "", None, 0
+    print(f"  {'answer':<21} {BEGUN}", end="", flush=True)
     for chunk in client.chat.completions.create(
-        **_request(client, message), stream=True, stream_options={"include_usage": True}
+        **_request(client, text), stream=True, stream_options={"include_usage": True}
     ):
         read = chunk.usage.prompt_tokens if chunk.usage else read
         piece = (chunk.choices[0].delta.content or "") if chunk.choices else ""
         if piece and first is None:
             first = time.monotonic() - start
-        text += piece
+        said += piece
         print(piece, end="", flush=True)
     print()
-    return Answer(text, read, 0, first, {})
+    return Answer(said, read, 0, first, {})
 
 
 def show(answer: Answer, number: str) -> None:
@@ -126,7 +137,7 @@ def line(label: str, value: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return the exit status."""
     args = parser().parse_args(argv)
-    message, number = prompt(args.model, args.tokens, args.depth, args.seed)
+    text, number = prompt(args.model, args.tokens, args.depth, args.seed)
     print(f"\n{args.tokens:,} tokens of prose, {number} at {100 * args.depth:.0f} % of them")
     place: AbstractContextManager[tuple[str, Any]]
     if args.url:
@@ -137,20 +148,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = server.serving(model, arguments(args.policy, args.config))
     with place as (url, log):
         print(f"server {url}, log {log}")
-        run(url, message, number)
+        run(url, text, number)
     return 0
 
 
-def run(url: str, message: str, number: str) -> None:
+def run(url: str, text: str, number: str) -> None:
     """Ask twice: streamed on an empty cache, then in one piece on a full one."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=1800)
     print("\nfirst time, streamed")
-    show(ask(client, url, message, stream=True), number)
+    show(ask(client, url, text, stream=True), number)
     print("\nsecond time, not streamed")
-    second = ask(client, url, message, stream=False)
-    line("answer", second.text)
+    second = ask(client, url, text, stream=False)
+    line("answer", BEGUN + second.text)
     show(second, number)
 
 

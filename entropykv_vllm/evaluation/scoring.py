@@ -40,7 +40,8 @@ def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     share, scale = hits / trials, 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not push a share of 0 or 1 out of its interval.
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
 def bootstrap(values: list[float], rounds: int = 2000, seed: int = 0) -> tuple[float, float]:

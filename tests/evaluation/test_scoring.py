@@ -35,6 +35,9 @@ def test_wilson_intervals_are_the_textbook_ones():
     assert scoring.wilson(48, 48) == pytest.approx((0.9259, 1.0), abs=1e-3)
     assert scoring.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)
     assert scoring.wilson(24, 48) == pytest.approx((0.3639, 0.6361), abs=1e-3)
+    for n in range(1, 100):
+        assert scoring.wilson(0, n)[0] == 0
+        assert scoring.wilson(n, n)[1] == 1
     assert scoring.wilson(0, 0) == (0.0, 1.0)
 
 
