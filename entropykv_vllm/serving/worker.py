@@ -19,7 +19,7 @@ from entropykv_vllm.kernels.scores import SCORES
 from entropykv_vllm.pages.moves import PageMove
 from entropykv_vllm.pages.spec import tier_spec
 from entropykv_vllm.plan.tiers import make_tiers
-from entropykv_vllm.serving import checks
+from entropykv_vllm.serving import checks, seeded
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
 
@@ -107,6 +107,10 @@ class EvictionWorkerMixin:
 
 class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
     """vLLM's CPU worker, with eviction."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        seeded.install(self.model_runner)
 
 
 def batches(moves) -> list[list[PageMove]]:

@@ -38,7 +38,22 @@ class Engine:
     """vLLM with eviction in this process, one step at a time, with its scheduler at hand."""
 
     llm: object
-    held: dict[str, list[int]] = field(default_factory=dict)
+    held: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    evicted: int = 0
+
+    def __post_init__(self) -> None:
+        for tier in self.tiers:
+            tier.take_counts = self._counting(tier.take_counts)
+
+    def _counting(self, take_counts):
+        """Add up the evicted tokens, which the scheduler takes at each step for its statistics."""
+
+        def wrapper():
+            counts = take_counts()
+            self.evicted += counts.tokens_evicted
+            return counts
+
+        return wrapper
 
     @property
     def scheduler(self):
@@ -52,14 +67,26 @@ class Engine:
     def free_pages(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
+    @property
+    def preemptions(self) -> int:
+        metrics = {metric.name: metric for metric in self.llm.get_metrics()}
+        return int(metrics["vllm:num_preemptions"].value)
+
     def forget(self) -> None:
         """Empty the prefix cache."""
         assert self.scheduler.reset_prefix_cache()
 
     def add(self, request_id: str, ids: list[int], **params) -> None:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        options = {"temperature": 0, "max_tokens": MAX_TOKENS, "ignore_eos": True, **params}
+        options = {
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+            "ignore_eos": True,
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            **params,
+        }
         self.llm.llm_engine.add_request(
             request_id, {"prompt_token_ids": ids}, SamplingParams(**options)
         )
