@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -58,6 +59,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],
         "pages": cache.num_gpu_blocks,
         "page tokens": cache.block_size,
+        "samples": [dataclasses.astuple(sample) for sample in samples],
     }
 
 

@@ -15,7 +15,7 @@ class Sample:
 
     seconds: float  # since the requests were handed in
     running: int
-    waiting: int
+    waiting: int  # handed in, but not running: new or preempted
     answering: int  # requests that got a token in this step, so their whole prompts are held
     used: float  # share of the pool's pages in use
 
@@ -38,27 +38,24 @@ def run(
 ) -> tuple[list[Any], list[Sample]]:
     """Run token prompts to their end; return vLLM's outputs in their order, and the samples."""
     engine = llm.llm_engine
-    start = time.monotonic()
+    start, finished = time.monotonic(), 0
     for i, ids in enumerate(prompts):
         engine.add_request(f"{prefix}-{i}", {"prompt_token_ids": ids}, params)
     outputs: dict[str, Any] = {}
     samples: list[Sample] = []
     while engine.has_unfinished_requests():
         stepped = engine.step()
-        finished = [out for out in stepped if out.finished]
-        samples.append(_sample(llm, time.monotonic() - start, len(stepped)))
-        outputs.update((out.request_id, out) for out in finished)
-        if finished:
-            done(len(outputs))
+        outputs.update((out.request_id, out) for out in stepped if out.finished)
+        unfinished = len(prompts) - len(outputs)
+        samples.append(_sample(llm, time.monotonic() - start, unfinished, len(stepped)))
+        if len(outputs) > finished:
+            done(finished := len(outputs))
     return [outputs[f"{prefix}-{i}"] for i in range(len(prompts))], samples
 
 
-def _sample(llm: Any, seconds: float, answering: int) -> Sample:
+def _sample(llm: Any, seconds: float, unfinished: int, answering: int) -> Sample:
     now = metrics(llm)
-    return Sample(
-        seconds,
-        int(now["vllm:num_requests_running"]),
-        int(now["vllm:num_requests_waiting"]),
-        answering,
-        now["vllm:kv_cache_usage_perc"],
-    )
+    running = int(now["vllm:num_requests_running"])
+    # Not vLLM's own gauge, which misses requests that have not reached its scheduler yet.
+    waiting = max(0, unfinished - running)
+    return Sample(seconds, running, waiting, answering, now["vllm:kv_cache_usage_perc"])
