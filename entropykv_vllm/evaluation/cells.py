@@ -45,6 +45,7 @@ def store(spec: Mapping[str, Any], values: Mapping[str, Any], result: Path) -> N
 def environment(policy: str) -> dict[str, str]:
     """Return the environment of a cell: all cores, and for stock vLLM no plugin at all."""
     env = dict(os.environ)
+    env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the pool that a cell asks for
     env.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else vLLM keeps a core back
     if policy == "none":

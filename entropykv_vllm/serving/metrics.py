@@ -61,18 +61,20 @@ class EvictionStatLogger(StatLoggerBase):
         self.labels = (vllm_config.model_config.served_model_name, str(engine_index))
         self.freed = 0
         self.held: dict[str, dict[str, int]] = {}
-        if self.on:
-            self.gauges, self.counters = _metrics()
+        self.metrics: tuple[dict[str, Gauge], dict[str, Counter]] | None = None
 
     def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0) -> None:
         if not self.on or scheduler_stats is None:
             return
+        # Not made in __init__: vLLM's own logger, made later, drops all metrics named vllm:*.
+        self.metrics = self.metrics or _metrics()
+        gauges, counters = self.metrics
         for name, counts in unpack(scheduler_stats).items():
             self.held[name] = counts
             self.freed += counts["freed"]
-            for field, gauge in self.gauges.items():
+            for field, gauge in gauges.items():
                 gauge.labels(*self.labels, name, field).set(counts[field])
-            for field, counter in self.counters.items():
+            for field, counter in counters.items():
                 counter.labels(*self.labels, name).inc(counts[field])
 
     def log(self) -> None:

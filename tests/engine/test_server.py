@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin behind vLLM's HTTP server, used as a person would."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from entropykv_vllm.evaluation import corpus, prompts
+from entropykv_vllm.evaluation.server import SERVED_NAME, counters, serving
+
+from .conftest import model_folder
+
+pytestmark = pytest.mark.engine
+
+TOKENS = 6200
+
+
+@pytest.fixture(scope="module")
+def server():
+    # In a server the engine has a process of its own.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    arguments = ["--kv-eviction", "entropykv", "--kv-eviction-config.keep", "0.5"]
+    try:
+        with serving(model_folder(), [*arguments, "--enforce-eager"]) as (url, log):
+            yield url, log
+    finally:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+@pytest.fixture(scope="module")
+def question() -> dict:
+    """A chat with a 7-digit number in the middle of more than 6,000 tokens of English."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder())
+    sentences = corpus.encode(tokenizer)
+    case = prompts.build(tokenizer, sentences, TOKENS, 1, depths=(0.5, 0.5), question="")[0]
+    text = tokenizer.decode(case.ids)
+    ask = "What is the secret number of the lighthouse?"
+    return {
+        "model": SERVED_NAME,
+        "temperature": 0,
+        "max_tokens": 16,
+        "messages": [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": "I have read the text."},
+            {"role": "user", "content": ask},
+            {"role": "assistant", "content": "The secret number of the lighthouse is"},
+        ],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+
+
+def post(url: str, body: dict, path: str = "/v1/chat/completions"):
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    return urllib.request.urlopen(request, timeout=300)
+
+
+def test_a_long_chat_is_answered_in_form_and_found_again(server, question):
+    url, log = server
+    with post(url, question) as response:
+        first = json.load(response)
+    assert re.search(r"\d", first["choices"][0]["message"]["content"])
+    assert first["usage"]["prompt_tokens"] > 6000
+    before = counters(url)
+    assert before["vllm:entropykv_pages_freed_total"] > 0
+    assert before["vllm:entropykv_tokens_evicted_total"] > 0
+
+    with post(url, {**question, "stream": True}) as response:
+        lines = [line.decode().removeprefix("data: ") for line in response if line.strip()]
+    assert lines[-1].strip() == "[DONE]"
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
+    streamed = "".join(delta.get("content") or "" for delta in deltas)
+    assert streamed == first["choices"][0]["message"]["content"]
+
+    after = counters(url)
+    hits = "vllm:prefix_cache_hits_total"
+    assert after[hits] - before[hits] == first["usage"]["prompt_tokens"] // 32 * 32
+    assert after["vllm:entropykv_pages"] == 0, "finished requests hold no pages"
+    assert "EntropyKV tier all: layers 0,1,2" in log.read_text()
+
+
+def test_wrong_requests_get_an_answer_and_the_server_goes_on(server, question):
+    url, _ = server
+    for wrong in ({"temperature": -1}, {"max_tokens": -5}, {"messages": "no"}):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            post(url, {**question, **wrong})
+        assert caught.value.code == 400
+    too_long = {"model": SERVED_NAME, "prompt": [5] * 9000}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(url, too_long, "/v1/completions")
+    assert caught.value.code == 400
+    short = {"model": SERVED_NAME, "prompt": "The capital of France is", "max_tokens": 4}
+    with post(url, {**short, "seed": 3, "temperature": 0.5}, "/v1/completions") as response:
+        assert json.load(response)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--kv-eviction-config.keep", "2"], "keep is 2: input should be less than or equal to 1"),
+        (
+            ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
+            "EntropyKV does not support speculative decoding",
+        ),
+    ],
+)
+def test_a_wrong_start_ends_with_one_sentence(words, sentence):
+    vllm = Path(sys.executable).with_name("vllm")
+    command = [str(vllm), "serve", model_folder(), "--kv-eviction", "entropykv", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ended.returncode != 0
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("entropykv: error: ")
+    assert sentence in last
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_worker_without_the_plugin_stops_the_start(tmp_path):
+    """A worker that is not ours reports full caches: the engine must refuse them."""
+    script = tmp_path / "start.py"
+    script.write_text(
+        "from vllm import LLM\n"
+        "from entropykv_vllm import engine_args\n"
+        "if __name__ == '__main__':\n"
+        "    args = engine_args('entropykv')\n"
+        "    args.pop('worker_cls')\n"
+        f"    LLM({model_folder()!r}, dtype='float32', max_model_len=512, enforce_eager=True,\n"
+        "        kv_cache_memory_bytes=1 << 28, **args)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode != 0
+    assert "a worker does not run EntropyKV" in ended.stdout + ended.stderr
+
+
+def test_a_context_fits_where_stock_vllm_refuses_to_start(tmp_path):
+    """8,192 tokens in a pool of half as many full ones."""
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import sys\n"
+        "from vllm import LLM, SamplingParams\n"
+        "from entropykv_vllm import engine_args\n"
+        "if __name__ == '__main__':\n"
+        "    args = engine_args('entropykv', keep=0.25) if sys.argv[1] == 'evict' else {}\n"
+        f"    llm = LLM({model_folder()!r}, dtype='float32', max_model_len=8192,\n"
+        "              enforce_eager=True, kv_cache_memory_bytes=4096 * 46080, **args)\n"
+        "    print('started')\n"
+    )
+    # This variable would override the size of the pool.
+    env = {name: v for name, v in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    run = {
+        how: subprocess.run(
+            [sys.executable, str(script), how], capture_output=True, text=True, timeout=200, env=env
+        )
+        for how in ("evict", "stock")
+    }
+    assert "started" in run["evict"].stdout
+    assert run["stock"].returncode != 0
+    assert "larger than the available KV cache memory" in run["stock"].stderr + run["stock"].stdout
