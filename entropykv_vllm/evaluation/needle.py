@@ -15,7 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, engines, needle_plot, pool, table
+from entropykv_vllm.evaluation import (
+    cells,
+    corpus,
+    engines,
+    needle_plot,
+    pool,
+    prompts,
+    scoring,
+    table,
+)
 from entropykv_vllm.evaluation.needle_cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.prompts import QUESTION
 from entropykv_vllm.model.fetch import NAME
@@ -77,8 +86,27 @@ def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:
     }
 
 
-def rows(results: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the rows of the table."""
+def crowded(args: argparse.Namespace) -> list[bool]:
+    """Say of each prompt whether its haystack is full of other numbers."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(args.model))
+    low, high = map(float, args.depths.split(","))
+    book = corpus.encode(tokenizer)
+    cases = prompts.build(tokenizer, book, args.tokens, args.prompts, args.seed, (low, high))
+    return [prompts.among_numbers(tokenizer, case) for case in cases]
+
+
+def share(result: dict[str, Any], chosen: list[bool]) -> str:
+    """Return how many of the chosen prompts were answered exactly, as `3/4`."""
+    answers = [a for a, take in zip(result["answers"], chosen, strict=True) if take]
+    right = sum(scoring.exact(a["answer"], a["number"]) for a in answers)
+    return f"{right}/{len(answers)}"
+
+
+def rows(results: list[dict[str, Any]], among: list[bool]) -> list[list[str]]:
+    """Return the rows of the table; `among` marks the prompts full of other numbers."""
+    alone = [not flag for flag in among]
     return [
         [
             "full cache" if (policy := r["spec"]["policy"]) == "none" else policy,
@@ -86,6 +114,8 @@ def rows(results: list[dict[str, Any]]) -> list[list[str]]:
             table.percent(r["held"]),
             table.percent(r["peak"]),
             *(table.interval(r[name]) for name in ("exact", "digits", "form")),
+            share(r, alone),
+            share(r, among),
         ]
         for r in results
     ]
@@ -99,6 +129,8 @@ HEADER = [
     "exact % (95 %)",
     "digits % (95 %)",
     "form % (95 %)",
+    "exact in prose",
+    "exact among dates",
 ]
 
 
@@ -145,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = measure(args)
     if not results:
         return 1
-    text = table.render(HEADER, rows(results))
+    text = table.render(HEADER, rows(results, crowded(args)))
     print(f"\nneedles in {args.tokens} tokens, {args.prompts} prompts a cell\n\n{text}")
     (args.out / "table.md").write_text(text + "\n")
     summary = [{k: v for k, v in r.items() if k != "answers"} for r in results]

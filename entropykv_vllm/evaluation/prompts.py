@@ -72,3 +72,12 @@ def build(
         ids, position = insert(hay, needle, depth)
         cases.append(Case(number, depth, position, ids + asked))
     return cases
+
+
+def among_numbers(tokenizer, case: Case) -> bool:
+    """Is the haystack full of other numbers: more than one digit in fifty tokens?
+
+    Scores rank tokens by what they look like, so there the needle has competitors.
+    """
+    text = tokenizer.decode(case.ids)
+    return sum(letter.isdigit() for letter in text) > len(case.ids) / 50

@@ -26,13 +26,17 @@ def result(policy: str, keep: float) -> dict:
         "exact": share,
         "digits": share,
         "form": share,
+        "answers": [
+            {"number": "1234567", "answer": answer}
+            for answer in (" 1234567.", " 1591, and", " 1234567")
+        ],
     }
 
 
 def test_rows_name_the_full_cache():
-    rows = needle.rows([result("none", 1.0), result("norm", 0.5)])
+    rows = needle.rows([result("none", 1.0), result("norm", 0.5)], [True, False, False])
     assert rows[0][:4] == ["full cache", "1", "56", "70"]
-    assert rows[1] == ["norm", "0.5", "56", "70"] + ["90 (80-95)"] * 3
+    assert rows[1] == ["norm", "0.5", "56", "70"] + ["90 (80-95)"] * 3 + ["1/2", "1/1"]
     assert len(needle.HEADER) == len(rows[0])
 
 
