@@ -107,7 +107,7 @@ class EvictionConfig(BaseModel):
 
 
 #: Norms rank single tokens badly and runs of tokens well; distinctness needs no help.
-_SELECTION = {"norm": ("block", "layer"), "knorm": ("block", "layer")}
+_SELECTION = {"norm": ("block", "head"), "knorm": ("block", "head")}
 
 
 def load(policy: str, config: str | Mapping[str, Any] | None = None) -> EvictionConfig:

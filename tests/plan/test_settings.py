@@ -55,8 +55,8 @@ def test_wrong_settings_are_refused_in_one_sentence(policy, config, sentence):
     assert "\n" not in str(caught.value)
 
 
-def test_norms_choose_blocks_for_all_heads_and_distinctness_tokens_per_head():
+def test_norms_choose_blocks_and_distinctness_tokens():
     chosen = {policy: EvictionConfig(policy=policy).selection for policy in POLICIES}
-    assert chosen["norm"] == chosen["knorm"] == ("block", "layer")
+    assert chosen["norm"] == chosen["knorm"] == ("block", "head")
     assert chosen["entropykv"] == chosen["keydiff"] == ("token", "head")
-    assert EvictionConfig(policy="norm", scope="head").selection == ("block", "head")
+    assert EvictionConfig(policy="norm", scope="layer").selection == ("block", "layer")
