@@ -19,7 +19,10 @@ DEFAULT_PRESET = "balanced"
 #: The key under which the settings travel in vLLM's `additional_config`.
 CONFIG_KEY = "entropykv"
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
+#: No model has as many; a slip of the finger must not fill the memory.
+MOST_LAYERS = 10_000
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TierConfig(BaseModel):
@@ -28,36 +31,38 @@ class TierConfig(BaseModel):
     model_config = _STRICT
 
     name: str = Field(min_length=1, description="The name of the tier in metrics and logs.")
-    layers: tuple[int, ...] | str = Field(
+    layers: tuple[int, ...] = Field(
         description="The layers of the tier, as a list or as ranges such as '0-5,24-29'."
     )
     window: int | None = Field(None, ge=0, description="The recency window of these layers.")
     keep: float | None = Field(None, gt=0, le=1, description="The keep ratio of these layers.")
     bits: Literal[16] | None = Field(None, description="The bits of these layers' cold pages.")
 
-    @field_validator("layers")
+    @field_validator("layers", mode="before")
     @classmethod
-    def _layers_parse(cls, value: tuple[int, ...] | str) -> tuple[int, ...] | str:
-        if not _parse_layers(value):
+    def _parse(cls, value: object) -> tuple[int, ...]:
+        layers = _parse_layers(value)
+        if not layers:
             raise ValueError("a tier needs at least one layer")
-        return value
-
-    def layer_indices(self) -> tuple[int, ...]:
-        """The layers as sorted indices in the whole model."""
-        return _parse_layers(self.layers)
+        return layers
 
 
-def _parse_layers(value: tuple[int, ...] | str) -> tuple[int, ...]:
-    if not isinstance(value, str):
-        return tuple(sorted(set(value)))
-    layers: set[int] = set()
-    for part in value.split(","):
-        first, _, last = part.strip().partition("-")
-        try:
-            layers.update(range(int(first), int(last or first) + 1))
-        except ValueError:
-            raise ValueError(f"'{part.strip()}' is not a layer or a range of layers") from None
-    return tuple(sorted(layers))
+def _parse_layers(value: object) -> tuple[int, ...]:
+    if isinstance(value, list | tuple):
+        parts = [str(layer) for layer in value]
+    elif isinstance(value, str):
+        parts = value.split(",")
+    else:
+        raise ValueError("layers are a list such as [0, 1] or ranges such as '0-5,24-29'")
+    return tuple(sorted({layer for part in parts for layer in _parse_range(part.strip())}))
+
+
+def _parse_range(part: str) -> range:
+    first, _, last = part.partition("-")
+    last = last or first
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < MOST_LAYERS):
+        raise ValueError(f"'{part}' is not a layer or a range of layers")
+    return range(int(first), int(last) + 1)
 
 
 class EvictionConfig(BaseModel):
@@ -84,13 +89,19 @@ class EvictionConfig(BaseModel):
         None, gt=0, description="The most old tokens a layer keeps, whatever the context length."
     )
     lara_window: float = Field(
-        0.0, description="How much longer the window of early and late layers is; 0 is uniform."
+        0.0,
+        ge=-10,
+        le=10,
+        description="How much longer the window of early and late layers is; 0 is uniform.",
     )
     lara_keep: float = Field(
-        0.0, description="How much more early and late layers keep; negative is less."
+        0.0,
+        ge=-10,
+        le=10,
+        description="How much more early and late layers keep; negative is less.",
     )
     tiers: tuple[TierConfig, ...] | None = Field(
-        None, min_length=1, description="Sets of layers made by hand, in place of LARA's."
+        None, description="Sets of layers made by hand, in place of LARA's."
     )
     granularity: Literal["token", "block"] | None = Field(
         None, description="Keep single tokens or runs of 16; unset: what suits the policy."
@@ -98,6 +109,17 @@ class EvictionConfig(BaseModel):
     scope: Literal["head", "layer"] | None = Field(
         None, description="Choose per KV head or once per layer; unset: what suits the policy."
     )
+
+    @field_validator("tiers")
+    @classmethod
+    def _names_differ(cls, tiers: tuple[TierConfig, ...] | None) -> tuple[TierConfig, ...] | None:
+        names = [tier.name for tier in tiers or ()]
+        if tiers is not None and not names:
+            raise ValueError("name at least one tier, or leave tiers out")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two tiers are named '{name}'")
+        return tiers
 
     @property
     def selection(self) -> tuple[str, str]:
@@ -151,7 +173,9 @@ def _read(config: str | Mapping[str, Any] | None) -> dict[str, Any]:
         config = _parse(config)
     values = dict(config or {})
     preset = values.pop("preset", DEFAULT_PRESET)
-    return {**_read_file(preset), **values} if preset else values
+    if not isinstance(preset, str):
+        raise ValueError(f"preset is {preset!r}: name one of {', '.join(preset_names())}")
+    return {**_read_file(preset), **values}
 
 
 def _parse(text: str) -> Mapping[str, Any]:
@@ -165,20 +189,23 @@ def _parse(text: str) -> Mapping[str, Any]:
 
 
 def _read_file(name: str) -> dict[str, Any]:
-    path = _preset_folder() / f"{name}.yaml"
-    if not path.is_file():
-        path = Path(name)
-    if not path.is_file():
-        raise ValueError(
-            f"'{name}' is neither a preset ({', '.join(preset_names())}) nor a YAML file"
-        )
+    path = _preset_folder() / f"{name}.yaml" if name in preset_names() else Path(name)
     try:
         values = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"'{_short(name)}' is neither a preset ({', '.join(preset_names())}) nor a YAML file "
+            f"that can be read ({error.__class__.__name__})"
+        ) from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from None
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold settings such as 'keep: 0.5'")
     return values
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _sentence(error: ValidationError) -> str:
@@ -190,5 +217,7 @@ def _sentence(error: ValidationError) -> str:
             known = ", ".join(EvictionConfig.model_fields)
             parts.append(f"'{name}' is not a setting; there are {known}")
         else:
-            parts.append(f"{name} is {item['input']!r}: {message[0].lower()}{message[1:]}")
+            parts.append(
+                f"{name} is {_short(repr(item['input']))}: {message[0].lower()}{message[1:]}"
+            )
     return "wrong kv-eviction settings: " + "; ".join(parts)

@@ -95,9 +95,8 @@ def survivors(plan: TierPlan, segments: int) -> int:
     """
     if segments == 0:
         return 0
-    if plan.keep == 0:
-        return math.ceil(plan.sinks / plan.page)
-    return math.ceil(round(plan.keep * plan.segment_pages * segments, 6))
+    kept = math.ceil(round(plan.keep * plan.segment_pages * segments, 6))
+    return max(kept, math.ceil(plan.sinks / plan.page))
 
 
 def segment_pages(plan: TierPlan, segment: int) -> tuple[ColdPage, ...]:

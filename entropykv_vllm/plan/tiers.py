@@ -94,7 +94,7 @@ def _tiers_by_hand(
 ) -> tuple[Tier, ...]:
     owner: dict[int, str] = {}
     for tier in tiers:
-        for layer in tier.layer_indices():
+        for layer in tier.layers:
             if layer not in layers:
                 raise ValueError(
                     f"tier '{tier.name}' names layer {layer}, which is not a full-attention layer "
@@ -115,7 +115,7 @@ def _tier_by_hand(config: EvictionConfig, tier: TierConfig, page: int) -> Tier:
     window = config.window if tier.window is None else tier.window
     keep = config.keep if tier.keep is None else tier.keep
     bits = config.bits if tier.bits is None else tier.bits
-    return Tier(tier.layer_indices(), _plan(config, tier.name, page, window, keep, bits))
+    return Tier(tier.layers, _plan(config, tier.name, page, window, keep, bits))
 
 
 def _plan(

@@ -14,6 +14,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.plan.tiers import make_tiers
+from entropykv_vllm.serving.settings import settings_of
 
 SUPPORTED_VLLM = ("0.32", "0.33")
 
@@ -121,15 +123,32 @@ def full_attention_layers(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> 
     here = {extract_layer_index(name) for name, spec in specs.items() if is_full_attention(spec)}
     if config.parallel_config.pipeline_parallel_size == 1:
         return sorted(here)
-    text = config.model_config.hf_text_config
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    everywhere = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    everywhere = declared_layers(config)
     if not here <= set(everywhere):
         raise UnsupportedError(
             "EntropyKV cannot tell which layers of this model have full attention on other "
             f"pipeline stages: serve it with --pipeline-parallel-size 1, {_OFF}"
         )
     return everywhere
+
+
+def declared_layers(config: VllmConfig) -> list[int]:
+    """The full-attention layers that the model's own configuration names."""
+    text = config.model_config.hf_text_config
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    return [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+
+
+def check_plan(config: VllmConfig) -> None:
+    """Refuse settings that do not fit the model or the page size, before a worker is started.
+
+    Raises:
+        UnsupportedError: one sentence that says what and what to do.
+    """
+    try:
+        make_tiers(settings_of(config), declared_layers(config), config.cache_config.block_size)
+    except ValueError as error:
+        raise UnsupportedError(f"these settings do not fit: {error}") from None
 
 
 def check_groups(config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:

@@ -114,6 +114,7 @@ def _checked(create_engine_config: Callable) -> Callable:
             checks.check_version(vllm.__version__)
             config = create_engine_config(*args, **kwargs)
             checks.check_engine(config)
+            checks.check_plan(config)
         except checks.UnsupportedError as error:
             _stop(str(error))
         return config

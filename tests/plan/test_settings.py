@@ -26,7 +26,7 @@ def test_json_is_on_top_of_a_preset():
 def test_a_yaml_file_is_read(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("keep: 0.3\ntiers:\n- {name: a, layers: 0-3}\n")
-    assert load("keydiff", str(path)).tiers[0].layer_indices() == (0, 1, 2, 3)
+    assert load("keydiff", str(path)).tiers[0].layers == (0, 1, 2, 3)
 
 
 def test_settings_survive_the_way_to_other_processes():
@@ -47,12 +47,32 @@ def test_settings_survive_the_way_to_other_processes():
         ("entropykv", "streaming", "made for --kv-eviction sink, not entropykv"),
         ("lru", None, "'lru' is not a policy: choose one of entropykv"),
         ("entropykv", {"tiers": [{"name": "a", "layers": "x"}]}, "'x' is not a layer"),
+        ("entropykv", {"tiers": [{"name": "a", "layers": "5-3"}]}, "'5-3' is not a layer"),
+        ("entropykv", {"tiers": [{"name": "a", "layers": "0-99999999999"}]}, "is not a layer"),
+        ("entropykv", {"tiers": [{"name": "a", "layers": 5}]}, "layers are a list such as"),
+        ("entropykv", {"tiers": []}, "name at least one tier"),
+        (
+            "entropykv",
+            {"tiers": [{"name": "a", "layers": "0"}, {"name": "a", "layers": "1"}]},
+            "two tiers are named 'a'",
+        ),
+        ("entropykv", {"preset": 5}, "preset is 5: name one of balanced"),
+        ("entropykv", "x" * 5000, "neither a preset"),
+        ("entropykv", {"lara_keep": float("nan")}, "lara_keep is nan"),
+        ("entropykv", {"lara_window": 1e308}, "lara_window is 1e.308"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_sentence(policy, config, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         load(policy, config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_refused_by_name(tmp_path):
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"binary\.yaml' is neither a preset"):
+        load("entropykv", str(path))
 
 
 def test_norms_choose_blocks_and_distinctness_tokens():

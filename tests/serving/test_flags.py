@@ -156,6 +156,28 @@ def test_what_is_not_supported_stops_in_words(make, capsys, model, words, senten
     assert "--kv-eviction none" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--kv-eviction-config.segment", "100"], "segment must be a multiple of the page size"),
+        (["--kv-eviction-config.interval", "33"], "interval must be a multiple of the page size"),
+        (
+            ["--kv-eviction-config", '{"tiers": [{"name": "a", "layers": "0-9"}]}'],
+            "tier 'a' names layer 4, which is not a full-attention layer of this model",
+        ),
+        (
+            ["--kv-eviction-config", '{"tiers": [{"name": "a", "layers": "0-2"}]}'],
+            "no tier has the layers 3",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_model_stop_in_words(make, capsys, words, sentence):
+    args = make("--kv-eviction", "entropykv", *words)
+    said = refusal(capsys, args.create_engine_config)
+    assert said.startswith("entropykv: error: these settings do not fit: ")
+    assert sentence in said
+
+
 def test_an_unsupported_vllm_stops_in_words(make, capsys, monkeypatch):
     monkeypatch.setattr("vllm.__version__", "0.31.0")
     said = refusal(capsys, make("--kv-eviction", "entropykv").create_engine_config)
