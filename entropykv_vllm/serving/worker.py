@@ -116,7 +116,7 @@ class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
 def batches(moves) -> list[list[PageMove]]:
     """Cut moves, in their order, into runs that one call may carry out together.
 
-    A run has one group and one shape, and no move in it reads a page that an earlier one wrote:
+    A run has one group and one shape, and no move in it touches a page that an earlier one wrote:
     within a run everything is read before anything is written.
     """
     runs: list[list[PageMove]] = []
@@ -124,7 +124,7 @@ def batches(moves) -> list[list[PageMove]]:
         written: set[int] = set()
         run: list[PageMove] = []
         for move in same:
-            if written.intersection(move.src):
+            if written.intersection(move.src + move.dst):
                 runs.append(run)
                 run, written = [], set()
             run.append(move)
