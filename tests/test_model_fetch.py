@@ -36,8 +36,10 @@ print("loud", file=sys.stderr)
 """
 
 # Runs the command with the small stand-ins; what the tests patch in their own process, in another.
+# A shell's background jobs ignore SIGINT, and so does all they start: the tests may be one.
 COMMAND = """
-import pathlib, sys
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from entropykv_vllm import cli
 from entropykv_vllm.model import fetch
 fetch.GGUF_SHA256 = {sha256!r}

@@ -194,8 +194,8 @@ def _read_file(name: str) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"'{_short(name)}' is neither a preset ({', '.join(preset_names())}) nor a YAML file "
-            f"that can be read ({error.__class__.__name__})"
+            f"'{_short(name)}' is neither a preset ({', '.join(preset_names())}) nor JSON nor a "
+            f"YAML file that can be read ({error.__class__.__name__})"
         ) from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="entropykv plan",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         description="Show the tiers of a plan, and the tokens that a request holds in each layer.",
     )
     parser.add_argument("--policy", choices=POLICIES, default="entropykv", help="as --kv-eviction")

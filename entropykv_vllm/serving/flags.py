@@ -58,13 +58,18 @@ def _adding_flags(add_cli_args: Callable) -> Callable:
 
 def _config_help() -> str:
     fields = "\n".join(
-        f"- {name}: {field.description}" for name, field in EvictionConfig.model_fields.items()
+        f"- {name}: {field.description}{_default(field.default)}"
+        for name, field in EvictionConfig.model_fields.items()
     )
     return (
         f"A preset ({', '.join(preset_names())}; {DEFAULT_PRESET} unless given), a YAML file, or "
         "settings on top of the preset, as JSON or as --kv-eviction-config.NAME VALUE "
         f"(NAME 'preset' names another preset):\n{fields}"
     )
+
+
+def _default(value: object) -> str:
+    return "" if value is None else f" ({value})"
 
 
 def _applying_flags(from_cli_args: Callable) -> Callable:
