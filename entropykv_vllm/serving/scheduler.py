@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
@@ -72,7 +71,3 @@ class EvictionSchedulerMixin:
 
 class EvictionScheduler(EvictionSchedulerMixin, Scheduler):
     """vLLM's scheduler, with eviction."""
-
-
-class EvictionAsyncScheduler(EvictionSchedulerMixin, AsyncScheduler):
-    """vLLM's asynchronous scheduler, with eviction."""

@@ -77,6 +77,13 @@ def run_to(engine: Engine, length: int, budget: int) -> None:
         engine.step(budget)
 
 
+def read_and_leave(engine: Engine) -> None:
+    """A prompt of 290 tokens is read to its end, and its request goes away."""
+    first = engine.add("first", tokens(0, 290))
+    run_to(engine, 290, 64)
+    engine.abort(first)
+
+
 @pytest.mark.parametrize("budget", [3, 32, 70, 10_000])
 @pytest.mark.parametrize("name", TIERS)
 def test_the_state_does_not_depend_on_the_chunks(name, budget):
@@ -99,9 +106,7 @@ def test_the_state_does_not_depend_on_the_chunks(name, budget):
 @pytest.mark.parametrize("name", TIERS)
 def test_the_same_prompt_again_is_found_whole(name):
     engine = Engine(TIERS[name], 2000)
-    first = engine.add("first", tokens(0, 290))
-    run_to(engine, 290, 64)
-    engine.abort(first)
+    read_and_leave(engine)
     engine.add("second", tokens(0, 290))
     engine.step(1000)
     assert engine.hits["second"] == 288
@@ -113,11 +118,9 @@ def test_a_prefix_is_found_although_its_hot_pages_were_overwritten(name):
     plans = TIERS[name]
     pages = 1 + sum(peak_pages(plan, 300) for plan in plans) + 8
     engine = Engine(plans, pages)
-    first = engine.add("first", tokens(0, 290))
-    run_to(engine, 290, 64)
+    read_and_leave(engine)
     full = sum(290 // plan.page for plan in plans)
     assert pages < full, "the pool must be smaller than the full prompt for this to show anything"
-    engine.abort(first)
     engine.add("second", tokens(0, 290))
     engine.step(1000)
     assert engine.hits["second"] == 288
@@ -127,9 +130,7 @@ def test_a_prefix_is_found_although_its_hot_pages_were_overwritten(name):
 def test_a_shorter_prefix_is_found_while_its_pages_last(name):
     """Collapses go to fresh pages: the hot pages they leave behind still serve prefix hits."""
     engine = Engine(TIERS[name], 2000)
-    first = engine.add("first", tokens(0, 290))
-    run_to(engine, 290, 64)
-    engine.abort(first)
+    read_and_leave(engine)
     engine.add("second", tokens(0, 150) + [9] * 100)
     engine.step(1000)
     assert engine.hits["second"] == 148
