@@ -100,7 +100,7 @@ def test_pages_of_any_leading_shape_in_a_strided_cache(isa):
 def test_what_cannot_be_read_is_refused():
     cache = torch.zeros(2, 1, 32, 128)
     page = torch.tensor([1])
-    with pytest.raises(ValueError, match="'neon' is not one of vec, vec16, amx"):
+    with pytest.raises(ValueError, match="'neon' is not one of entropykv, amx, vec, vec16"):
         read_pages(cache, page, "neon")
     for dtype in (torch.uint8, torch.float8_e4m3fn):
         with pytest.raises(ValueError, match="only 16 and 32 bit floats"):
