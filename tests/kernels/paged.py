@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random caches and batches, with garbage wherever nothing may be read."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+
+from entropykv_vllm.kernels import formats, reference
+from entropykv_vllm.plan.capacity import quantized_bytes
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 192, 256)
+PAGES = (16, 32, 48, 64)
+GARBAGE = ("nan", "inf", "noise")
+
+dtypes = st.sampled_from(DTYPES)
+seeds = st.integers(0, 2**31)
+
+
+def garbage(shape, dtype, kind):
+    """A tensor that ruins whatever it gets into."""
+    if kind == "inf":
+        return torch.full(shape, torch.inf, dtype=dtype)
+    size = (*shape[:-1], shape[-1] * dtype.itemsize)
+    noise = (
+        torch.randint(256, size, dtype=torch.uint8) if kind == "noise" else torch.full(size, 255)
+    )
+    return noise.to(torch.uint8).view(dtype)
+
+
+def new_cache(pages, heads, page, head_size, dtype, kind, shared):
+    """A cache full of garbage; ``shared``: a slice of a tensor that several layers share."""
+    if shared:
+        return garbage((pages, 2, heads, page, 2 * head_size), dtype, kind)[:, 1]
+    return garbage((pages, heads, page, 2 * head_size), dtype, kind)
+
+
+def fill_cold(cache, pages, keys, values, bits):
+    """Write cold pages, with NaN in the bytes that they do not use."""
+    formats.write_cold(cache, pages, keys, values, bits)
+    formats.page_bytes(cache)[pages, :, used_bytes(cache, bits) :] = 255
+
+
+def used_bytes(cache, bits):
+    """Bytes of one head of a cold page that mean something."""
+    head_size = cache.shape[-1] // 2
+    if bits == 16:
+        return formats.page_bytes(cache).shape[-1]
+    return quantized_bytes(formats.cold_capacity(cache, bits), head_size, bits)
+
+
+def slots_of(pages, page, tokens):
+    """The slots of the first ``tokens`` tokens of some pages."""
+    return (pages[:, None] * page + torch.arange(page)).flatten()[:tokens]
+
+
+def strided(x, wide):
+    """``x``, or if ``wide`` the same numbers as a part of longer rows, as of a fused QKV."""
+    return torch.cat([x, torch.full_like(x, torch.nan)], 1)[:, : x.shape[1]] if wide else x
+
+
+@dataclass
+class Batch:
+    """The arguments of the attention op but its output."""
+
+    query: torch.Tensor
+    cache: torch.Tensor
+    starts: torch.Tensor
+    table: torch.Tensor
+    cold: torch.Tensor
+    hot: torch.Tensor
+    bits: int
+    scale: float
+    softcap: float
+    sinks: torch.Tensor | None
+
+    def run(self, attention):
+        """What the op writes, over NaN."""
+        output = torch.full(self.query.shape, torch.nan, dtype=self.query.dtype)
+        attention(
+            self.query,
+            self.cache,
+            output,
+            self.starts,
+            self.table,
+            self.cold,
+            self.hot,
+            self.bits,
+            self.scale,
+            self.softcap,
+            self.sinks,
+        )
+        return output
+
+    def part(self, request, first, last):
+        """The query rows ``first`` to ``last`` of a request alone, before the later ones came."""
+        start, end = self.starts[request : request + 2].tolist()
+        row = slice(request, request + 1)
+        return replace(
+            self,
+            query=self.query[start + first : start + last],
+            starts=torch.tensor([0, last - first], dtype=torch.int32),
+            table=self.table[row],
+            cold=self.cold[row],
+            hot=self.hot[row] - (end - start - last),
+        )
+
+    def largest_value(self):
+        """The largest |value| of a token that is attended to."""
+        values = [
+            reference._tokens(self.cache, row.long(), int(cold), int(hot), self.bits)[1]
+            for row, cold, hot in zip(self.table, self.cold, self.hot, strict=True)
+        ]
+        return max((float(x.abs().max()) for x in values if x.numel()), default=0.0)
+
+
+@st.composite
+def batches(draw, dtypes=dtypes, most_new=20):
+    """A `Batch` of one to six requests; garbage in unused bytes, pages and table entries."""
+    heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    head_size, page = draw(st.sampled_from(HEAD_SIZES)), draw(st.sampled_from(PAGES))
+    dtype, bits = draw(dtypes), draw(st.sampled_from([16, 8, 4]))
+    request = st.tuples(st.integers(0, 3), st.integers(0, 3 * page), st.integers(1, most_new))
+    requests = [(c, h, min(n, h)) for c, h, n in draw(st.lists(request, min_size=1, max_size=6))]
+    torch.manual_seed(draw(seeds))
+    held = [cold + -(-hot // page) for cold, hot, _ in requests]
+    spare = 4
+    order = torch.randperm(sum(held) + spare)
+    table = order[torch.randint(sum(held), len(order), (len(held), max(held) + 1))]
+    cache = new_cache(
+        len(order),
+        heads,
+        page,
+        head_size,
+        dtype,
+        draw(st.sampled_from(GARBAGE)),
+        draw(st.booleans()),
+    )
+    bias = draw(st.sampled_from([0, 3])) * torch.randn(heads, 1, head_size)
+    for row, count, first, (cold, hot, _) in zip(
+        table, held, torch.tensor([0, *held]).cumsum(0).tolist(), requests, strict=False
+    ):
+        row[:count] = order[first : first + count]
+        shape = 2, cold, heads, formats.cold_capacity(cache, bits), head_size
+        keys, values = torch.randn(shape)
+        fill_cold(cache, row[:cold], keys + bias, values, bits)
+        keys, values = torch.randn(2, hot, heads, head_size)
+        reference.write(keys + bias[:, 0], values, cache, slots_of(row[cold:count], page, hot))
+    new = torch.tensor([0] + [new for _, _, new in requests])
+    query = torch.randn(int(new.sum()), heads * group, head_size).to(draw(st.sampled_from(DTYPES)))
+    return Batch(
+        query=strided(query, draw(st.booleans())),
+        cache=cache,
+        starts=new.cumsum(0).to(torch.int32),
+        table=table.to(torch.int32),
+        cold=torch.tensor([cold for cold, _, _ in requests], dtype=torch.int32),
+        hot=torch.tensor([hot for _, hot, _ in requests], dtype=torch.int32),
+        bits=bits,
+        scale=head_size**-0.5,
+        softcap=draw(st.sampled_from([0.0, 0.0, 5.0, 30.0])),
+        sinks=draw(st.sampled_from([None, torch.randn(heads * group) * 3])),
+    )
