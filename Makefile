@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 8000
 KV_EVICTION ?= entropykv
-KV_CONFIG ?= balanced
+KV_CONFIG ?=
 SERVE_ARGS ?=
 
 # More arguments for the other commands.
@@ -87,7 +87,7 @@ serve: model ## serve the embedded model with eviction on http://HOST:PORT/v1
 	exec $(BIN)/vllm serve "$$($(BIN)/entropykv model fetch --quiet)" --served-model-name smollm2 \
 		--host $(HOST) --port $(PORT) --dtype float32 --max-model-len 8192 \
 		--kv-eviction $(KV_EVICTION) \
-		$(if $(filter none,$(KV_EVICTION)),,--kv-eviction-config '$(KV_CONFIG)') $(SERVE_ARGS)
+		$(if $(KV_CONFIG),--kv-eviction-config '$(KV_CONFIG)') $(SERVE_ARGS)
 
 .PHONY: demo
 demo: model ## show what eviction saves, on one long prompt

@@ -8,12 +8,12 @@ from entropykv_vllm.version import __version__
 __all__ = ["__version__", "engine_args"]
 
 
-def engine_args(policy: str = "entropykv", preset: str = "balanced", **settings: Any) -> dict:
+def engine_args(policy: str = "entropykv", preset: str | None = None, **settings: Any) -> dict:
     """Arguments for `vllm.LLM` that turn eviction on.
 
     Args:
         policy: a name that ``--kv-eviction`` takes; ``none`` turns eviction off.
-        preset: the preset that the settings are on top of.
+        preset: the preset that the settings are on top of, if not the policy's default.
         settings: any setting of ``--kv-eviction-config``, such as ``keep=0.5``.
 
     Raises:
@@ -23,9 +23,9 @@ def engine_args(policy: str = "entropykv", preset: str = "balanced", **settings:
         ``LLM(model=..., **engine_args("entropykv", keep=0.5))``
     """
     from entropykv_vllm.config.settings import load
-    from entropykv_vllm.serving.settings import PAGE, engine_settings
+    from entropykv_vllm.serving.settings import engine_settings, page_size
 
     if policy == "none":
         return {}
-    config = load(policy, {"preset": preset, **settings})
-    return {**engine_settings(config), "block_size": PAGE}
+    config = load(policy, {**({"preset": preset} if preset else {}), **settings})
+    return {**engine_settings(config), "block_size": page_size(config)}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import types
@@ -91,6 +92,65 @@ def test_each_command_elsewhere_exists(name: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: entropykv {name}")
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert cli.main(["plan", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_plan_tells_tokens_and_bytes_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    report = plan(capsys)
+    (tier,) = report["tiers"]
+    assert (tier["bits"], tier["cold"], tier["held_tokens"]) == (4, 112, 8192)
+    assert report["peak_times_smaller"] == pytest.approx(8192 / 32 / tier["peak_pages"])
+    assert cli.main(["plan"]) == 0
+    assert "3.16 x smaller, and 3.12 x at the peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("head_size", ["64", "128"])
+@pytest.mark.parametrize(
+    ("preset", "tokens", "least"),
+    [("quality", 8192, 1.6), ("balanced", 8192, 3), ("long-context", 8192, 5), ("max", 32768, 30)],
+)
+def test_presets_save_what_they_promise(
+    capsys: pytest.CaptureFixture[str], head_size: str, preset: str, tokens: int, least: float
+) -> None:
+    words = ("--config", preset, "--tokens", str(tokens), "--head-size", head_size)
+    assert plan(capsys, *words)["peak_times_smaller"] >= least
+
+
+def test_plan_compares_pages_of_32_bits_with_a_cache_of_16(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = ("--config", '{"bits": 16, "keep": 1.0}', "--dtype", "float32")
+    assert plan(capsys, *whole)["peak_times_smaller"] == 0.5
+
+
+def test_plan_takes_single_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    dotted = ("--config.keep", "0.25", "--config.preset=max", "--config.bits=4")
+    (tier,) = plan(capsys, *dotted)["tiers"]
+    assert (tier["keep"], tier["window"]) == (0.25, 224)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--page", "64"], "interval must be a multiple of the page size"),
+        (["--config.keep", "2"], "keep is 2: input should be less than or equal to 1"),
+        (["--config.keep"], "unrecognized arguments: --config.keep"),
+        (["--nonsense", "3"], "unrecognized arguments: --nonsense 3"),
+    ],
+)
+def test_a_wrong_plan_is_refused_in_words(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = cli.main(["plan", *words])
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_fetch_prints_the_folder(

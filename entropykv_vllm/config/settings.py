@@ -14,7 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 Policy = Literal["entropykv", "norm", "knorm", "keydiff", "sink", "window", "random"]
 POLICIES: tuple[str, ...] = get_args(Policy)
+Bits = Literal[16, 8, 4]
+
+#: Where settings start from if they name no preset: those of entropykv, and those of the other
+#: policies, whose scores are compared without quantization.
 DEFAULT_PRESET = "balanced"
+OTHERS_DEFAULT = {"preset": "long-context", "bits": 16}
 
 #: The key under which the settings travel in vLLM's `additional_config`.
 CONFIG_KEY = "entropykv"
@@ -36,7 +41,7 @@ class TierConfig(BaseModel):
     )
     window: int | None = Field(None, ge=0, description="The recency window of these layers.")
     keep: float | None = Field(None, gt=0, le=1, description="The keep ratio of these layers.")
-    bits: Literal[16] | None = Field(None, description="The bits of these layers' cold pages.")
+    bits: Bits | None = Field(None, description="The bits of these layers' cold pages.")
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -74,13 +79,19 @@ class EvictionConfig(BaseModel):
     keep: float = Field(
         0.5, gt=0, le=1, description="The share of the tokens older than the window that stay."
     )
-    bits: Literal[16] = Field(16, description="The bits of a number in a cold page.")
+    bits: Bits = Field(
+        16,
+        description="The bits of a number in an old page, 16, 8 or 4: fewer hold more tokens.",
+    )
     sinks: int = Field(4, ge=0, description="The first tokens of a request, which always stay.")
     window: int = Field(
         256, ge=0, description="The newest tokens, which always stay, as a mean over the layers."
     )
-    segment: int = Field(
-        256, gt=0, description="The tokens that compete with each other for the kept places."
+    segment: int | None = Field(
+        None,
+        gt=0,
+        description="The tokens that compete with each other for the kept places; unset: the "
+        "length near 256 that suits the pages.",
     )
     interval: int = Field(
         512, gt=0, description="Pages are freed each time a request has grown by this much."
@@ -122,6 +133,11 @@ class EvictionConfig(BaseModel):
         return tiers
 
     @property
+    def bits_used(self) -> set[int]:
+        """The bits of all tiers."""
+        return {tier.bits or self.bits for tier in self.tiers or ()} or {self.bits}
+
+    @property
     def selection(self) -> tuple[str, str]:
         """The granularity and the scope in force."""
         granularity, scope = _SELECTION.get(self.policy, ("token", "head"))
@@ -137,14 +153,15 @@ def load(policy: str, config: str | Mapping[str, Any] | None = None) -> Eviction
 
     Args:
         policy: one of `POLICIES`.
-        config: settings on top of the default preset, as a mapping or its JSON; or the name of a
-            preset; or the path of a YAML file. A preset or file may be extended through the key
-            `preset` of a mapping.
+        config: settings, as a mapping or its JSON; or the name of a preset; or the path of a YAML
+            file. The key `preset` of a mapping names the preset or file that it is on top of:
+            without it, `balanced` for entropykv, and for the other policies, which are there to be
+            compared with, `long-context` with 16 bits.
 
     Raises:
         ValueError: one sentence that says what is wrong and what to do.
     """
-    values = _read(config)
+    values = _read(policy, config)
     if policy not in POLICIES:
         raise ValueError(f"'{policy}' is not a policy: choose one of {', '.join(POLICIES)}")
     if values.setdefault("policy", policy) != policy:
@@ -168,21 +185,24 @@ def _preset_folder() -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
 
 
-def _read(config: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    if isinstance(config, str):
-        config = _parse(config)
-    values = dict(config or {})
+def _read(policy: str, config: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    values = dict(parse(config))
+    if "preset" not in values and policy != "entropykv":
+        values = {**OTHERS_DEFAULT, **values}
     preset = values.pop("preset", DEFAULT_PRESET)
     if not isinstance(preset, str):
         raise ValueError(f"preset is {preset!r}: name one of {', '.join(preset_names())}")
     return {**_read_file(preset), **values}
 
 
-def _parse(text: str) -> Mapping[str, Any]:
-    if not text.lstrip().startswith("{"):
-        return {"preset": text}
+def parse(config: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Settings as a mapping, of which the key `preset` may name what they are on top of."""
+    if not isinstance(config, str):
+        return config or {}
+    if not config.lstrip().startswith("{"):
+        return {"preset": config}
     try:
-        values: Mapping[str, Any] = json.loads(text)
+        values: Mapping[str, Any] = json.loads(config)
     except json.JSONDecodeError as error:
         raise ValueError(f"kv-eviction-config is not valid JSON: {error}") from None
     return values

@@ -44,18 +44,19 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--policy", default="entropykv", help="none is stock vLLM (default: %(default)s)"
     )
-    p.add_argument("--config", default="balanced", help="preset, file or JSON of the settings")
+    p.add_argument("--config", help="preset, file or JSON of the settings")
     p.add_argument("--tokens", type=int, default=6000, help="tokens of prose (default: 6000)")
     p.add_argument("--depth", type=float, default=0.5, help="where the number lies, of 0 to 1")
     p.add_argument("--seed", type=int, default=0, help="decides the number and the prose")
     return p
 
 
-def arguments(policy: str, config: str) -> list[str]:
+def arguments(policy: str, config: str | None) -> list[str]:
     """Return the arguments of `vllm serve` for a policy."""
     if policy == "none":
         return []
-    return ["--kv-eviction", policy, "--kv-eviction-config", config]
+    settings = [] if config is None else ["--kv-eviction-config", config]
+    return ["--kv-eviction", policy, *settings]
 
 
 def prompt(model: str, tokens: int, depth: float, seed: int) -> tuple[str, str]:

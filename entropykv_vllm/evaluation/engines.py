@@ -7,10 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+PAGE = 32
 WINDOW = 256
 POLICIES = ("entropykv", "norm", "knorm", "keydiff", "sink", "window", "random")
 # Of these nothing old survives, so their window is their whole memory.
 WINDOW_ONLY = ("sink", "window")
+
+# What a cell's settings are on top of if they name no preset, so that tables keep their meaning.
+BASE = {"bits": 16, "keep": 0.5, "window": WINDOW, "interval": 512}
 
 
 def model_folder(model: str) -> str:
@@ -30,23 +34,28 @@ def eviction(policy: str, keep: float, tokens: int, config: dict[str, Any]) -> d
     """Return the eviction settings of a cell, such that policies of one `keep` use equal memory.
 
     Others hold the window and a share of what is older; window policies get a window as long as
-    both, and segments of a page, as nothing of a segment survives there anyway.
+    both, and segments of a 16-bit page, as nothing of a segment survives there anyway.
     """
-    from entropykv_vllm.serving.settings import PAGE
-
     settings = {"window": WINDOW, **config, "keep": keep}
     if policy in WINDOW_ONLY:
         window = settings["window"]
         settings["window"] = window + round(keep * (tokens - window))
         settings["segment"] = PAGE
+        settings.pop("bits", None)
     return settings
+
+
+def policy_arguments(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine that make a cell's policy."""
+    import entropykv_vllm
+
+    base = {} if "preset" in spec["eviction"] else BASE
+    return entropykv_vllm.engine_args(spec["policy"], **{**base, **spec["eviction"]})
 
 
 def make(spec: dict[str, Any]) -> Any:
     """Start the engine of a cell. `spec["engine"]` are its arguments besides the policy's."""
     from vllm import LLM
-
-    import entropykv_vllm
 
     arguments = {
         "dtype": "float32",
@@ -55,7 +64,4 @@ def make(spec: dict[str, Any]) -> Any:
         "seed": 0,
         **spec["engine"],
     }
-    if spec["policy"] != "none":
-        ours = entropykv_vllm.engine_args(spec["policy"], **spec["eviction"])
-        arguments = {**arguments, **ours}
-    return LLM(model=model_folder(spec["model"]), **arguments)
+    return LLM(model=model_folder(spec["model"]), **{**arguments, **policy_arguments(spec)})

@@ -122,7 +122,7 @@ class TierManager(SingleTypeKVCacheManager):
         self._record(request_id, move, src, dst)
         self._rewrite(table, move.src, dst)
         self.block_pool.free_blocks(reversed(freed))
-        self._count(src, dst)
+        self._count(move, copied=bool(dst) and dst[0] is not src[0])
         return True
 
     def _await_hash(
@@ -167,6 +167,7 @@ class TierManager(SingleTypeKVCacheManager):
                 src=tuple(block.block_id for block in src),
                 dst=tuple(block.block_id for block in dst),
                 sinks=move.sinks,
+                kind=move.kind,
             )
         )
 
@@ -177,11 +178,12 @@ class TierManager(SingleTypeKVCacheManager):
         for entry, block in zip(entries, padded, strict=False):
             table[entry] = block
 
-    def _count(self, src: list[KVCacheBlock], dst: list[KVCacheBlock]) -> None:
-        self.counts.freed += len(src) - len(dst)
-        self.counts.tokens_evicted += (len(src) - len(dst)) * self.block_size
+    def _count(self, move: Move, copied: bool) -> None:
+        read = self.plan.cold if move.kind == "drop" else self.plan.page
+        self.counts.freed += len(move.src) - len(move.dst)
+        self.counts.tokens_evicted += len(move.src) * read - len(move.dst) * self.plan.cold
         self.counts.collapses += 1
-        self.counts.copies += bool(dst) and dst[0] is not src[0]
+        self.counts.copies += copied
 
     def progress_of(self, request_id: str) -> int:
         """The boundary whose moves were last planned for a request, in tokens."""

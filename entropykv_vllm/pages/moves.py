@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from entropykv_vllm.plan.schedule import MoveKind
+
 
 @dataclass(frozen=True)
 class PageMove:
     """One planned move of a request, with page ids.
 
-    The tokens of the `src` pages compete, the best fill the `dst` pages; table entry
-    ``entries[i]`` becomes ``dst[i]`` where there is one, else a hole. `order` is the order in
-    which moves were planned: pages freed by one may be the `dst` of a later one.
+    The tokens of the `src` pages compete, the best fill the `dst` pages, which are cold; table
+    entry ``entries[i]`` becomes ``dst[i]`` where there is one, else a hole. A `kind` of "drop"
+    has cold pages as `src`, "collapse" hot ones. `order` is the order in which moves were
+    planned: pages freed by one may be the `dst` of a later one.
     """
 
     order: int
@@ -22,3 +25,4 @@ class PageMove:
     src: tuple[int, ...]
     dst: tuple[int, ...]
     sinks: int
+    kind: MoveKind = "collapse"

@@ -15,17 +15,23 @@ from typing import Literal
 #: How a page got its content; with `ColdPage.anchor` and `ColdPage.index` it names that content.
 Kind = Literal["plain", "segment", "drop"]
 
+#: What a move reads: hot pages, whose best tokens stay, or cold ones, of which the best stay.
+MoveKind = Literal["collapse", "drop"]
+
 
 @dataclass(frozen=True)
 class TierPlan:
     """The geometry of one tier; all lengths in tokens, and the same for each of its layers.
 
-    `keep` is the share of the tokens older than `window` that survive. `cap` bounds the tokens
-    held in cold pages. `segment`, `interval` and `cap` are whole pages.
+    A hot page holds up to `page` tokens. A cold one has as many bytes and always holds `cold`
+    tokens, of `bits` bits a number. `segment` is a whole number of both, `interval` of hot pages.
+    `keep` is the share of the tokens older than `window` that survive; `cap` bounds the tokens
+    held in cold pages.
     """
 
     name: str
     page: int
+    cold: int
     segment: int
     interval: int
     window: int
@@ -39,8 +45,14 @@ class TierPlan:
         return self.segment // self.page
 
     @property
-    def evicts(self) -> bool:
-        return self.keep < 1 or self.cap is not None
+    def cap_pages(self) -> int | None:
+        """The most cold pages held, if they are capped."""
+        return None if self.cap is None else self.cap // self.cold
+
+    @property
+    def compresses(self) -> bool:
+        """Whether old pages are ever moved: evicted from, or only quantized."""
+        return self.keep < 1 or self.cap is not None or self.bits < 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ class ColdPage:
 
 @dataclass(frozen=True)
 class Move:
-    """Read the pages at `src` entries, keep the best `len(dst)` pages of tokens, at `dst`.
+    """Read the pages at `src` entries, keep the best `len(dst)` cold pages of tokens, at `dst`.
 
     `sinks` is the number of leading tokens that must survive.
     """
@@ -66,6 +78,7 @@ class Move:
     src: tuple[int, ...]
     dst: tuple[ColdPage, ...]
     sinks: int
+    kind: MoveKind
 
 
 def boundary(plan: TierPlan, tokens: int) -> int:
@@ -80,7 +93,7 @@ def next_boundary(interval: int, tokens: int) -> int:
 
 def collapsed_segments(plan: TierPlan, at: int) -> int:
     """How many segments lie wholly before the recency window at boundary `at`."""
-    return max(0, at - plan.window) // plan.segment if plan.evicts else 0
+    return max(0, at - plan.window) // plan.segment if plan.compresses else 0
 
 
 def hot_start(plan: TierPlan, at: int) -> int:
@@ -95,15 +108,15 @@ def survivors(plan: TierPlan, segments: int) -> int:
     """
     if segments == 0:
         return 0
-    kept = math.ceil(round(plan.keep * plan.segment_pages * segments, 6))
-    return max(kept, math.ceil(plan.sinks / plan.page))
+    kept = math.ceil(round(plan.keep * plan.segment * segments / plan.cold, 6))
+    return max(kept, math.ceil(plan.sinks / plan.cold))
 
 
 def segment_pages(plan: TierPlan, segment: int) -> tuple[ColdPage, ...]:
     """The pages that are left of one segment: its first entries."""
     count = survivors(plan, segment + 1) - survivors(plan, segment)
     first = segment * plan.segment_pages
-    if count == plan.segment_pages:
+    if plan.bits == 16 and count == plan.segment_pages:
         return tuple(ColdPage(first + i, first + i, "plain", 0) for i in range(count))
     last = first + plan.segment_pages - 1
     return tuple(ColdPage(first + i, last, "segment", i) for i in range(count))
@@ -130,13 +143,13 @@ def moves(plan: TierPlan, at: int) -> tuple[Move, ...]:
 def _collapses(plan: TierPlan, at: int) -> tuple[Move, ...]:
     done = collapsed_segments(plan, at - plan.interval)
     fresh = ((s, segment_pages(plan, s)) for s in range(done, collapsed_segments(plan, at)))
-    return tuple(_collapse(plan, s, dst) for s, dst in fresh if len(dst) < plan.segment_pages)
+    return tuple(_collapse(plan, s, dst) for s, dst in fresh if not dst or dst[0].kind != "plain")
 
 
 def _collapse(plan: TierPlan, segment: int, dst: tuple[ColdPage, ...]) -> Move:
     first = segment * plan.segment_pages
     src = tuple(range(first, first + plan.segment_pages))
-    return Move(src, dst, plan.sinks if segment == 0 else 0)
+    return Move(src, dst, plan.sinks if segment == 0 else 0, "collapse")
 
 
 @lru_cache(maxsize=1 << 16)
@@ -153,8 +166,8 @@ def _capped(plan: TierPlan, step: int) -> tuple[tuple[Move, ...], tuple[ColdPage
     ):
         held.extend(segment_pages(plan, segment))
     steps = list(_collapses(plan, at))
-    assert plan.cap is not None
-    limit = plan.cap // plan.page
+    limit = plan.cap_pages
+    assert limit is not None
     if len(held) > limit:
         drop = _drop(plan, held, limit, at)
         steps.append(drop)
@@ -165,18 +178,23 @@ def _capped(plan: TierPlan, step: int) -> tuple[tuple[Move, ...], tuple[ColdPage
 def _drop(plan: TierPlan, held: list[ColdPage], limit: int, at: int) -> Move:
     anchor = at // plan.page - 1
     dst = tuple(ColdPage(held[i].entry, anchor, "drop", i) for i in range(limit))
-    return Move(tuple(page.entry for page in held), dst, plan.sinks)
+    return Move(tuple(page.entry for page in held), dst, plan.sinks, "drop")
 
 
 def cold_count(plan: TierPlan, at: int) -> int:
     """The number of cold pages at boundary `at`: `len(cold_pages(plan, at))`, cheaply."""
     count = survivors(plan, collapsed_segments(plan, at))
-    return count if plan.cap is None else min(count, plan.cap // plan.page)
+    return count if plan.cap_pages is None else min(count, plan.cap_pages)
 
 
 def held_pages(plan: TierPlan, at: int, tokens: int) -> int:
     """Pages held by a request of `tokens` tokens whose last collapse was at boundary `at`."""
     return cold_count(plan, at) + math.ceil(tokens / plan.page) - hot_start(plan, at) // plan.page
+
+
+def held_tokens(plan: TierPlan, at: int, tokens: int) -> int:
+    """Tokens held by a request of `tokens` tokens whose last collapse was at boundary `at`."""
+    return cold_count(plan, at) * plan.cold + tokens - hot_start(plan, at)
 
 
 @lru_cache(maxsize=4096)

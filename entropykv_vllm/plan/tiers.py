@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,6 +15,9 @@ from entropykv_vllm.plan.schedule import TierPlan
 #: The share of the layers that LARA's early tier takes, and its late tier.
 EDGE = Fraction(1, 5)
 
+#: The length of a segment, in tokens, that the automatic one is near to.
+SEGMENT = 256
+
 
 @dataclass(frozen=True)
 class Tier:
@@ -23,35 +27,70 @@ class Tier:
     plan: TierPlan
 
 
-def make_tiers(config: EvictionConfig, layers: Sequence[int], page: int) -> tuple[Tier, ...]:
+def make_tiers(
+    config: EvictionConfig, layers: Sequence[int], page: int, capacity: Callable[[int], int]
+) -> tuple[Tier, ...]:
     """Cut the full-attention layers of a model into tiers.
 
     Args:
         config: the validated settings.
         layers: the indices of the layers with full attention, in the whole model.
-        page: tokens per page.
+        page: tokens per hot page.
+        capacity: tokens per cold page for a number of bits; `plan.capacity.capacity`, for a model.
 
     Raises:
         ValueError: if the settings do not fit the model or the page size, in words.
     """
     if not layers:
         raise ValueError("the model has no full-attention layer, so there is nothing to evict")
-    _check_lengths(config, page)
+    colds = {bits: capacity(bits) for bits in config.bits_used}
+    _check_pages(config, page, colds)
+    _check_segment(config, page, colds)
     if config.tiers is not None:
-        return _tiers_by_hand(config, config.tiers, layers, page)
-    return _lara_tiers(config, layers, page)
+        return _tiers_by_hand(config, config.tiers, layers, page, colds)
+    return _lara_tiers(config, layers, page, colds[config.bits])
 
 
-def _check_lengths(config: EvictionConfig, page: int) -> None:
-    for name in ("segment", "interval", "cap"):
-        value = getattr(config, name)
-        if value is not None and value % page:
+def _check_pages(config: EvictionConfig, page: int, colds: dict[int, int]) -> None:
+    for bits, cold in colds.items():
+        if bits < 16 and cold <= page:
             raise ValueError(
-                f"{name} must be a multiple of the page size, and {value} is not one of {page}: "
-                f"set --block-size or kv-eviction-config.{name}"
+                f"a page of {page} tokens would hold {cold} of {bits} bits, which saves nothing: "
+                f"set a larger --block-size, such as {2 * page}"
+            )
+        if config.cap is not None and config.cap < cold:
+            raise ValueError(
+                f"cap must have room for one old page of {cold} tokens, and {config.cap} has not: "
+                f"set kv-eviction-config.cap to {cold} or more"
             )
     if config.sinks > page:
         raise ValueError(f"sinks must fit one page of {page} tokens, and {config.sinks} do not")
+    if config.interval % page:
+        raise ValueError(
+            f"interval must be a multiple of the page size, and {config.interval} is not one of "
+            f"{page}: set kv-eviction-config.interval to {_next(config.interval, page)}, or "
+            f"--block-size"
+        )
+
+
+def _check_segment(config: EvictionConfig, page: int, colds: dict[int, int]) -> None:
+    unit = math.lcm(page, *colds.values())
+    if config.segment is not None and config.segment % unit:
+        raise ValueError(
+            f"segment must be whole pages, of {page} tokens when new and of "
+            f"{' or '.join(map(str, sorted(colds.values())))} when old, and {config.segment} is "
+            f"not: set kv-eviction-config.segment to {_next(config.segment, unit)}, or leave it out"
+        )
+
+
+def _next(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def automatic_segment(page: int, cold: int) -> int:
+    """Whole hot pages and whole cold pages, near to `SEGMENT` tokens."""
+    unit = math.lcm(page, cold)
+    return max(1, round(SEGMENT / unit)) * unit
 
 
 def group_size(layers: int) -> int:
@@ -63,12 +102,14 @@ def group_size(layers: int) -> int:
     return min(divisors, key=lambda d: (abs(d - EDGE * layers), d), default=layers)
 
 
-def _lara_tiers(config: EvictionConfig, layers: Sequence[int], page: int) -> tuple[Tier, ...]:
+def _lara_tiers(
+    config: EvictionConfig, layers: Sequence[int], page: int, cold: int
+) -> tuple[Tier, ...]:
     count = len(layers)
     edge = group_size(count)
     uniform = config.lara_window == 0 and config.lara_keep == 0
     if uniform or count < 3 * edge:
-        plan = _plan(config, "all", page, config.window, config.keep, config.bits)
+        plan = _plan(config, "all", (page, cold, config.bits), config.window, config.keep)
         return (Tier(tuple(layers), plan),)
     cuts = {"early": (0, edge), "middle": (edge, count - edge), "late": (count - edge, count)}
     shape = lara.curve(count)
@@ -79,7 +120,7 @@ def _lara_tiers(config: EvictionConfig, layers: Sequence[int], page: int) -> tup
     return tuple(
         Tier(
             tuple(layers[a:b]),
-            _plan(config, name, page, round(windows[a]), keeps[a], config.bits),
+            _plan(config, name, (page, cold, config.bits), round(windows[a]), keeps[a]),
         )
         for name, (a, b) in cuts.items()
     )
@@ -90,7 +131,11 @@ def _window_limits(config: EvictionConfig, page: int) -> tuple[float, float]:
 
 
 def _tiers_by_hand(
-    config: EvictionConfig, tiers: Sequence[TierConfig], layers: Sequence[int], page: int
+    config: EvictionConfig,
+    tiers: Sequence[TierConfig],
+    layers: Sequence[int],
+    page: int,
+    colds: dict[int, int],
 ) -> tuple[Tier, ...]:
     owner: dict[int, str] = {}
     for tier in tiers:
@@ -108,23 +153,27 @@ def _tiers_by_hand(
     missing = [layer for layer in layers if layer not in owner]
     if missing:
         raise ValueError(f"no tier has the layers {_ranges(missing)}: name them in one")
-    return tuple(_tier_by_hand(config, tier, page) for tier in tiers)
+    return tuple(_tier_by_hand(config, tier, page, colds) for tier in tiers)
 
 
-def _tier_by_hand(config: EvictionConfig, tier: TierConfig, page: int) -> Tier:
+def _tier_by_hand(
+    config: EvictionConfig, tier: TierConfig, page: int, colds: dict[int, int]
+) -> Tier:
     window = config.window if tier.window is None else tier.window
     keep = config.keep if tier.keep is None else tier.keep
     bits = config.bits if tier.bits is None else tier.bits
-    return Tier(tier.layers, _plan(config, tier.name, page, window, keep, bits))
+    return Tier(tier.layers, _plan(config, tier.name, (page, colds[bits], bits), window, keep))
 
 
 def _plan(
-    config: EvictionConfig, name: str, page: int, window: int, keep: float, bits: int
+    config: EvictionConfig, name: str, pages: tuple[int, int, int], window: int, keep: float
 ) -> TierPlan:
+    page, cold, bits = pages
     return TierPlan(
         name=name,
         page=page,
-        segment=config.segment,
+        cold=cold,
+        segment=config.segment or automatic_segment(page, cold),
         interval=config.interval,
         window=max(window, page),
         keep=0.0 if config.policy in ("sink", "window") else round(keep, 9),

@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+import torch
 from vllm.config import VllmConfig
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     FullAttentionSpec,
@@ -14,7 +19,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from entropykv_vllm.pages.spec import TierSpec
-from entropykv_vllm.plan.tiers import make_tiers
+from entropykv_vllm.plan.capacity import capacity
+from entropykv_vllm.plan.tiers import Tier, make_tiers
 from entropykv_vllm.serving.settings import settings_of
 
 SUPPORTED_VLLM = ("0.32", "0.33")
@@ -139,6 +145,43 @@ def declared_layers(config: VllmConfig) -> list[int]:
     return [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
 
 
+def tiers_of(
+    config: VllmConfig, layers: Sequence[int], head_size: int, dtype: torch.dtype
+) -> tuple[Tier, ...]:
+    """The tiers of a server whose cache has heads of this size and dtype.
+
+    Raises:
+        ValueError: if the settings do not fit, in words.
+    """
+    page = config.cache_config.block_size
+    fits = partial(capacity, head_size, page, dtype.itemsize)
+    return make_tiers(settings_of(config), layers, page, fits)
+
+
+def model_heads(config: VllmConfig) -> tuple[int, torch.dtype]:
+    """The size and dtype of the cache's heads, as the model's configuration says."""
+    model = config.model_config
+    return model.get_head_size(), kv_cache_dtype_str_to_dtype(
+        config.cache_config.cache_dtype, model
+    )
+
+
+def layer_heads(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> tuple[int, torch.dtype]:
+    """The size and dtype of the heads of this worker's full-attention layers.
+
+    Raises:
+        UnsupportedError: if they differ and old pages are to be quantized.
+    """
+    full = [spec for spec in specs.values() if is_full_attention(spec)]
+    heads = {(size, spec.dtype) for spec in full for size in (spec.head_size, spec.head_size_v)}
+    if len(heads) > 1 and min(settings_of(config).bits_used) < 16:
+        raise UnsupportedError(
+            "EntropyKV quantizes old pages only where all full-attention layers have the same "
+            f"head size and dtype, which this model's have not: set bits to 16, {_OFF}"
+        )
+    return (full[0].head_size, full[0].dtype) if full else model_heads(config)
+
+
 def check_plan(config: VllmConfig) -> None:
     """Refuse settings that do not fit the model or the page size, before a worker is started.
 
@@ -146,7 +189,7 @@ def check_plan(config: VllmConfig) -> None:
         UnsupportedError: one sentence that says what and what to do.
     """
     try:
-        make_tiers(settings_of(config), declared_layers(config), config.cache_config.block_size)
+        tiers_of(config, declared_layers(config), *model_heads(config))
     except ValueError as error:
         raise UnsupportedError(f"these settings do not fit: {error}") from None
 

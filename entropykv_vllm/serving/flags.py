@@ -18,12 +18,13 @@ from vllm.engine.arg_utils import EngineArgs
 from entropykv_vllm.config.settings import (
     CONFIG_KEY,
     DEFAULT_PRESET,
+    OTHERS_DEFAULT,
     POLICIES,
     EvictionConfig,
     load,
     preset_names,
 )
-from entropykv_vllm.serving.settings import PAGE, engine_settings
+from entropykv_vllm.serving.settings import engine_settings, page_size
 
 _MARK = "_entropykv_flags"
 
@@ -62,9 +63,12 @@ def _config_help() -> str:
         for name, field in EvictionConfig.model_fields.items()
     )
     return (
-        f"A preset ({', '.join(preset_names())}; {DEFAULT_PRESET} unless given), a YAML file, or "
-        "settings on top of the preset, as JSON or as --kv-eviction-config.NAME VALUE "
-        f"(NAME 'preset' names another preset):\n{fields}"
+        f"A preset ({', '.join(preset_names())}), a YAML file, or settings on top of a preset, as "
+        "JSON or as --kv-eviction-config.NAME VALUE, where NAME 'preset' names the preset. Without "
+        f"one it is {DEFAULT_PRESET} for entropykv, and for the other policies, which are there to "
+        f"be compared with, {OTHERS_DEFAULT['preset']} with bits "
+        f"{OTHERS_DEFAULT['bits']}. Settings and their values where a preset leaves them "
+        f"out:\n{fields}"
     )
 
 
@@ -91,9 +95,10 @@ def _applying_flags(from_cli_args: Callable) -> Callable:
 
 def _settings(policy: str, args: argparse.Namespace) -> dict[str, Any]:
     try:
-        settings = engine_settings(load(policy, args.kv_eviction_config))
+        config = load(policy, args.kv_eviction_config)
     except ValueError as error:
         _stop(str(error))
+    settings = engine_settings(config)
     for name in ("worker_cls", "scheduler_cls"):
         if getattr(args, name, None) not in (None, "auto", settings[name]):
             _stop(f"--kv-eviction sets --{name.replace('_', '-')} itself: leave that out")
@@ -102,7 +107,7 @@ def _settings(policy: str, args: argparse.Namespace) -> dict[str, Any]:
         CONFIG_KEY: settings["additional_config"][CONFIG_KEY],
     }
     if getattr(args, "block_size", None) is None:
-        settings["block_size"] = PAGE
+        settings["block_size"] = page_size(config)
     return settings
 
 

@@ -7,9 +7,6 @@ from typing import Any
 
 from entropykv_vllm.config.settings import CONFIG_KEY, EvictionConfig
 
-#: Tokens per page unless --block-size is given: small pages follow the keep ratio closely.
-PAGE = 32
-
 WORKER = "entropykv_vllm.serving.worker.EvictionCPUWorker"
 SCHEDULER = "entropykv_vllm.serving.scheduler.EvictionScheduler"
 
@@ -17,6 +14,14 @@ SCHEDULER = "entropykv_vllm.serving.scheduler.EvictionScheduler"
 def settings_of(vllm_config) -> EvictionConfig:
     """The validated settings that a server runs with."""
     return EvictionConfig.model_validate(vllm_config.additional_config[CONFIG_KEY])
+
+
+def page_size(config: EvictionConfig) -> int:
+    """Tokens per page unless --block-size is given.
+
+    Small pages follow the keep ratio closely; those of 8 bits hold too few whole tiles if small.
+    """
+    return 64 if 8 in config.bits_used else 32
 
 
 def engine_settings(config: EvictionConfig) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from entropykv_vllm.kernels.collapse import collapse
 from entropykv_vllm.kernels.scores import SCORES
 from entropykv_vllm.pages.moves import PageMove
 from entropykv_vllm.pages.spec import tier_spec
-from entropykv_vllm.plan.tiers import make_tiers
 from entropykv_vllm.serving import checks, seeded
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
@@ -40,8 +39,8 @@ class EvictionWorkerMixin:
         specs = super().get_kv_cache_spec()
         checks.check_layers(self.vllm_config, specs)
         full = checks.full_attention_layers(self.vllm_config, specs)
-        page = self.vllm_config.cache_config.block_size
-        tiers = make_tiers(self.eviction, full, page)
+        heads = checks.layer_heads(self.vllm_config, specs)
+        tiers = checks.tiers_of(self.vllm_config, full, *heads)
         plan_of = {layer: tier.plan for tier in tiers for layer in tier.layers}
         for tier in tiers:
             logger.info_once("EntropyKV tier %s: layers %s, %s", *_describe(tier))
@@ -144,5 +143,8 @@ def register_attention_backend() -> None:
 
 def _describe(tier) -> tuple[str, str, str]:
     plan = tier.plan
-    held = "everything" if not plan.evicts else f"window {plan.window}, keep {plan.keep:g}"
-    return plan.name, ",".join(map(str, tier.layers)), held
+    layers = ",".join(map(str, tier.layers))
+    if not plan.compresses:
+        return plan.name, layers, "everything"
+    old = f"keep {plan.keep:g} in {plan.bits} bits, {plan.cold} tokens a page"
+    return plan.name, layers, f"window {plan.window}, {old}"

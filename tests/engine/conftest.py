@@ -122,7 +122,10 @@ def engine():
 
     options = engine_options(disable_log_stats=False)
     # LARA's tiers, so that several groups share the pool.
-    settings = entropykv_vllm.engine_args("entropykv", keep=KEEP, lara_keep=0.2, lara_window=0.2)
+    lara = {"lara_keep": 0.2, "lara_window": 0.2}
+    settings = entropykv_vllm.engine_args(
+        "entropykv", bits=16, keep=KEEP, window=256, interval=512, **lara
+    )
     return Engine(LLM(**options, **settings))
 
 

@@ -31,7 +31,7 @@ def main(folder: str) -> None:
     from entropykv_vllm import engine_args
 
     (Path(folder) / "config.json").write_text(json.dumps(GEMMA))
-    settings = engine_args("entropykv", keep=0.5, window=64, segment=128, interval=128)
+    settings = engine_args("entropykv", bits=16, keep=0.5, window=64, segment=128, interval=128)
     llm = LLM(
         folder,
         dtype="float32",

@@ -26,7 +26,8 @@ TOKENS = 6200
 def server():
     # In a server the engine has a process of its own.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    arguments = ["--kv-eviction", "entropykv", "--kv-eviction-config.keep", "0.5"]
+    settings = '{"bits": 16, "keep": 0.5, "window": 256, "interval": 512}'
+    arguments = ["--kv-eviction", "entropykv", "--kv-eviction-config", settings]
     try:
         with serving(model_folder(), [*arguments, "--enforce-eager"]) as (url, log):
             yield url, log
@@ -153,7 +154,8 @@ def test_a_context_fits_where_stock_vllm_refuses_to_start(tmp_path):
         "from vllm import LLM, SamplingParams\n"
         "from entropykv_vllm import engine_args\n"
         "if __name__ == '__main__':\n"
-        "    args = engine_args('entropykv', keep=0.25) if sys.argv[1] == 'evict' else {}\n"
+        "    settings = {'bits': 16, 'keep': 0.25, 'window': 256, 'interval': 512}\n"
+        "    args = engine_args('entropykv', **settings) if sys.argv[1] == 'evict' else {}\n"
         f"    llm = LLM({model_folder()!r}, dtype='float32', max_model_len=8192,\n"
         "              enforce_eager=True, kv_cache_memory_bytes=4096 * 46080, **args)\n"
         "    print('started')\n"

@@ -33,3 +33,20 @@ def test_policies_of_one_keep_ratio_use_equal_memory(policy):
     settings = engines.eviction(policy, 0.5, 2048, {"window": 256})
     old_kept = 0 if policy in engines.WINDOW_ONLY else 0.5 * (2048 - settings["window"])
     assert settings["window"] + old_kept == 256 + 0.5 * (2048 - 256)
+
+
+@pytest.mark.parametrize("policy", engines.POLICIES)
+def test_a_cell_is_of_16_bits_unless_it_says_otherwise(policy):
+    """What the stored tables were measured with, whatever the presets become."""
+    cell = {"policy": policy, "eviction": engines.eviction(policy, 0.25, 2048, {})}
+    arguments = engines.policy_arguments(cell)
+    settings = arguments["additional_config"]["entropykv"]
+    assert (settings["bits"], settings["interval"], arguments["block_size"]) == (16, 512, 32)
+    assert settings["window"] == cell["eviction"]["window"]
+    cell["eviction"] = engines.eviction(policy, 0.25, 2048, {"bits": 4})
+    settings = engines.policy_arguments(cell)["additional_config"]["entropykv"]
+    assert settings["bits"] == (16 if policy in engines.WINDOW_ONLY else 4)
+
+
+def test_stock_vllm_gets_no_arguments():
+    assert engines.policy_arguments({"policy": "none", "eviction": {}}) == {}

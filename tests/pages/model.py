@@ -67,6 +67,7 @@ class Memory:
         for move in moves:
             plan, hashes = plans[move.group], names[move.request_id]
             planned, before = _planned(plan, move, hashes)
+            assert move.kind == planned.kind
             for entry, page in zip(move.entries, move.src, strict=True):
                 assert self.content.get(page) == before[entry], "a move reads the wrong page"
             for cold, page in zip(planned.dst, move.dst, strict=True):

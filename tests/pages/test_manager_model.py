@@ -1,35 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page manager under random load, held to a model of the workers' memory at each step."""
 
+import math
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entropykv_vllm.plan.schedule import TierPlan, peak_pages
+from entropykv_vllm.plan.schedule import (
+    TierPlan,
+    boundary,
+    held_pages,
+    held_tokens,
+    peak_pages,
+)
 
 from .model import Engine
 
 PAGE = 4
 
 TIERS = {
-    "one tier": [TierPlan("all", PAGE, 16, 32, 16, 0.5, 4)],
+    "one tier": [TierPlan("all", PAGE, PAGE, 16, 32, 16, 0.5, 4)],
     "odd ratios": [
-        TierPlan("early", PAGE, 16, 32, 24, 0.75, 4),
-        TierPlan("middle", PAGE, 16, 32, 8, 0.3, 4),
+        TierPlan("early", PAGE, PAGE, 16, 32, 24, 0.75, 4),
+        TierPlan("middle", PAGE, PAGE, 16, 32, 8, 0.3, 4),
     ],
     "capped": [
-        TierPlan("capped", PAGE, 16, 32, 16, 0.5, 4, cap=32),
-        TierPlan("full but capped", PAGE, 16, 32, 16, 1.0, 4, cap=48),
+        TierPlan("capped", PAGE, PAGE, 16, 32, 16, 0.5, 4, cap=32),
+        TierPlan("full but capped", PAGE, PAGE, 16, 32, 16, 1.0, 4, cap=48),
     ],
     "whole and window": [
-        TierPlan("whole", PAGE, 16, 32, 16, 1.0, 4),
-        TierPlan("sinks", PAGE, 16, 32, 12, 0.0, 4),
-        TierPlan("window", PAGE, 16, 32, 40, 0.0, 0),
+        TierPlan("whole", PAGE, PAGE, 16, 32, 16, 1.0, 4),
+        TierPlan("sinks", PAGE, PAGE, 16, 32, 12, 0.0, 4),
+        TierPlan("window", PAGE, PAGE, 16, 32, 40, 0.0, 0),
     ],
-    "long segments": [TierPlan("all", PAGE, 64, 32, 8, 0.25, 2)],
+    "long segments": [TierPlan("all", PAGE, PAGE, 64, 32, 8, 0.25, 2)],
+    "quantized": [TierPlan("all", PAGE, 14, 28, 32, 28, 1.0, 4, bits=4)],
+    "quantized and evicted": [
+        TierPlan("four", PAGE, 14, 28, 32, 12, 0.4, 4, bits=4),
+        TierPlan("eight", PAGE, 6, 24, 32, 16, 1.0, 4, bits=8),
+        TierPlan("sixteen", PAGE, PAGE, 16, 32, 8, 0.5, 4),
+    ],
+    "quantized and capped": [
+        TierPlan("capped", PAGE, 14, 56, 32, 16, 0.7, 4, cap=50, bits=4),
+        TierPlan("full but capped", PAGE, 7, 28, 32, 16, 1.0, 4, cap=60, bits=8),
+    ],
 }
+
+
+QUANTIZED = [name for name in TIERS if name.startswith("quantized")]
+
+
+@st.composite
+def tiers(draw):
+    """Any tiers that requests can share: of one page size and one interval."""
+    interval = PAGE * draw(st.integers(3, 12))
+    return [_tier(draw, f"tier {i}", interval) for i in range(draw(st.integers(1, 3)))]
+
+
+def _tier(draw, name: str, interval: int) -> TierPlan:
+    bits = draw(st.sampled_from([16, 8, 4]))
+    cold = PAGE if bits == 16 else draw(st.integers(PAGE + 1, 4 * PAGE))
+    return TierPlan(
+        name=name,
+        page=PAGE,
+        cold=cold,
+        segment=math.lcm(PAGE, cold) * draw(st.integers(1, 3)),
+        interval=interval,
+        window=draw(st.integers(PAGE, 40)),
+        keep=draw(st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.8, 1.0])),
+        sinks=draw(st.integers(0, PAGE)),
+        cap=draw(st.none() | st.integers(cold, 80)),
+        bits=bits,
+    )
 
 
 def tokens(family: int, length: int) -> list[int]:
@@ -45,8 +89,17 @@ def tokens(family: int, length: int) -> list[int]:
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_every_page_holds_what_the_plan_says(name, caching, seed, slack):
     """A long run in a pool that barely holds one to a few requests."""
+    _run(TIERS[name], caching, seed, slack)
+
+
+@given(tiers(), st.booleans(), st.integers(0, 1 << 30), st.sampled_from([0, 3, 10, 40, 300]))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_every_page_of_any_tiers_holds_what_the_plan_says(plans, caching, seed, slack):
+    _run(plans, caching, seed, slack)
+
+
+def _run(plans: list[TierPlan], caching: bool, seed: int, slack: int) -> None:
     rng = random.Random(seed)
-    plans = TIERS[name]
     pages = 1 + sum(peak_pages(plan, 230) for plan in plans) + slack
     engine = Engine(plans, pages, caching, choose_victim=rng.choice)
     for number in range(150):
@@ -112,7 +165,7 @@ def test_the_same_prompt_again_is_found_whole(name):
     assert engine.hits["second"] == 288
 
 
-@pytest.mark.parametrize("name", ["one tier", "odd ratios", "capped"])
+@pytest.mark.parametrize("name", ["one tier", "odd ratios", "capped", *QUANTIZED])
 def test_a_prefix_is_found_although_its_hot_pages_were_overwritten(name):
     """The compressed pages alone serve the hit: the pool is too small for the full ones."""
     plans = TIERS[name]
@@ -163,10 +216,32 @@ def test_an_exhausted_pool_with_shared_pages_preempts_and_recovers():
 
 
 def test_admission_counts_the_peak_and_not_the_length():
-    plan = TierPlan("all", PAGE, 16, 32, 16, 0.25, 4)
+    plan = TierPlan("all", PAGE, PAGE, 16, 32, 16, 0.25, 4)
     pages = 1 + peak_pages(plan, 400)
     engine = Engine([plan], pages)
     engine.add("r", tokens(0, 400))
     run_to(engine, 400, 10_000)
     assert pages < 400 // PAGE
     assert engine.preemptions == 0
+
+
+@given(tiers(), st.integers(1, 300), st.sampled_from([5, 64, 1000]))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_what_is_not_held_was_counted_as_evicted(plans, length, budget):
+    engine = Engine(plans, 3000)
+    request = engine.add("r", tokens(0, length))
+    run_to(engine, length, budget)
+    for plan, tier in zip(plans, engine.tiers, strict=True):
+        counts = tier.take_counts()
+        done, at = request.num_computed_tokens, tier.progress_of("r")
+        assert at >= boundary(plan, done - 1)
+        assert counts.tokens_evicted == done - held_tokens(plan, at, done)
+        assert counts.freed == -(-done // plan.page) - held_pages(plan, at, done)
+
+
+def test_quantizing_frees_pages_and_evicts_nothing():
+    engine = Engine(TIERS["quantized"], 2000)
+    read_and_leave(engine)
+    counts = engine.tiers[0].take_counts()
+    assert counts.tokens_evicted == 0
+    assert counts.freed == counts.collapses * (28 // PAGE - 28 // 14) > 0

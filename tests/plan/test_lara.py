@@ -2,6 +2,7 @@
 """LARA and tiers: equal totals whatever the strength, equal groups without padding."""
 
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,16 @@ from hypothesis import strategies as st
 
 from entropykv_vllm.config.settings import EvictionConfig, TierConfig
 from entropykv_vllm.plan import lara
-from entropykv_vllm.plan.tiers import group_size, make_tiers
+from entropykv_vllm.plan.capacity import capacity
+from entropykv_vllm.plan.tiers import group_size
+from entropykv_vllm.plan.tiers import make_tiers as make_tiers_of
 
 PAGE = 32
 LENGTHS = range(1, 129)
+
+
+def make_tiers(config, layers, page, head_size=64, item_bytes=2):
+    return make_tiers_of(config, layers, page, partial(capacity, head_size, page, item_bytes))
 
 
 @pytest.mark.parametrize("layers", LENGTHS)
@@ -83,7 +90,7 @@ def test_tiers_by_hand_may_be_any_sets():
     )
     retrieval, rest = make_tiers(config, range(30), PAGE)
     assert retrieval.layers == (7, 18, 20, 23)
-    assert not retrieval.plan.evicts
+    assert not retrieval.plan.compresses
     assert (rest.plan.keep, rest.plan.window) == (0.2, 64)
     assert len(rest.layers) == 26
 
@@ -102,10 +109,65 @@ def test_wrong_tiers_are_refused_in_words(tiers, sentence):
         make_tiers(config, range(6), PAGE)
 
 
-@pytest.mark.parametrize("name", ["segment", "interval", "cap"])
-def test_lengths_must_be_whole_pages(name):
-    with pytest.raises(ValueError, match=f"{name} must be a multiple of the page size"):
-        make_tiers(EvictionConfig(**{name: 100}), range(4), PAGE)
+@pytest.mark.parametrize(
+    ("page", "settings", "sentence"),
+    [
+        (
+            32,
+            {"interval": 100},
+            r"interval must be a multiple .*\.interval to 128, or --block-size",
+        ),
+        (32, {"segment": 100}, r"segment must be whole pages, .* set .*\.segment to 128, or leave"),
+        (32, {"segment": 256, "bits": 4}, r"of 32 tokens when new and of 112 .*\.segment to 448,"),
+        (32, {"cap": 31}, r"room for one old page of 32 tokens, and 31 has not"),
+        (32, {"cap": 111, "bits": 4}, r"room for one old page of 112 tokens.*cap to 112 or more"),
+        (32, {"sinks": 33}, "sinks must fit one page of 32 tokens, and 33 do not"),
+        (16, {"bits": 8}, "set a larger --block-size, such as 32"),
+    ],
+)
+def test_lengths_that_do_not_fit_the_pages_are_refused_in_words(page, settings, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        make_tiers(EvictionConfig(**settings), range(4), page)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_fits_a_page_without_room():
+    with pytest.raises(ValueError, match=r"would hold 0 of 4 bits.*larger --block-size"):
+        make_tiers_of(EvictionConfig(bits=4), range(4), 32, lambda bits: 32 if bits == 16 else 0)
+
+
+@pytest.mark.parametrize("head_size", [32, 48, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("item_bytes", [2, 4])
+@pytest.mark.parametrize("page", [16, 32, 64, 128])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_the_automatic_segment_is_whole_pages_near_256_tokens(head_size, item_bytes, page, bits):
+    cold = capacity(head_size, page, item_bytes, bits)
+    if bits < 16 and cold <= page:
+        return
+    config = EvictionConfig(bits=bits)
+    (tier,) = make_tiers(config, range(4), page, head_size, item_bytes)
+    unit = math.lcm(page, cold)
+    assert (tier.plan.cold, tier.plan.segment % unit) == (cold, 0)
+    assert abs(tier.plan.segment - 256) <= max(unit / 2, unit - 256)
+
+
+def test_a_cache_of_32_bits_holds_twice_as_many_quantized_tokens():
+    (half,) = make_tiers(EvictionConfig(bits=4), range(4), PAGE, item_bytes=2)
+    (single,) = make_tiers(EvictionConfig(bits=4), range(4), PAGE, item_bytes=4)
+    assert (half.plan.cold, single.plan.cold) == (112, 224)
+
+
+def test_tiers_may_differ_in_bits():
+    tiers = (
+        TierConfig(name="exact", layers="0", bits=16),
+        TierConfig(name="rest", layers="1-3", keep=0.5),
+    )
+    config = EvictionConfig(keep=1.0, bits=4, tiers=tiers)
+    exact, rest = (tier.plan for tier in make_tiers(config, range(4), PAGE))
+    assert (exact.bits, exact.cold, exact.segment, exact.compresses) == (16, 32, 256, False)
+    assert (rest.bits, rest.cold, rest.segment, rest.compresses) == (4, 112, 224, True)
+    with pytest.raises(ValueError, match=r"of 32 or 112 when old, and 300 is not: .* to 448"):
+        make_tiers(config.model_copy(update={"segment": 300}), range(4), PAGE)
 
 
 def test_a_model_without_full_attention_is_refused():

@@ -13,6 +13,7 @@ from entropykv_vllm.plan.schedule import (
     cold_count,
     cold_pages,
     held_pages,
+    held_tokens,
     hot_start,
     moves,
     next_boundary,
@@ -26,17 +27,22 @@ UNIT = st.floats(0, 1)
 
 
 @st.composite
-def plans(draw, keep=UNIT, cap=True):
+def plans(draw, keep=UNIT, cap=True, bits=(16, 8, 4)):
     page = draw(st.sampled_from([1, 4, 16]))
+    bits = draw(st.sampled_from(bits))
+    cold = page if bits == 16 else draw(st.integers(page + 1, 4 * page))
+    unit = math.lcm(page, cold)
     return TierPlan(
         name="t",
         page=page,
-        segment=page * draw(st.integers(1, 8)),
+        cold=cold,
+        segment=unit * draw(st.integers(1, max(1, 8 * page // unit))),
         interval=page * draw(st.integers(1, 12)),
         window=draw(st.integers(page, 20 * page)),
         keep=draw(keep),
         sinks=draw(st.integers(0, page)),
-        cap=page * draw(st.integers(1, 10)) if cap and draw(st.booleans()) else None,
+        cap=draw(st.integers(cold, 10 * cold)) if cap and draw(st.booleans()) else None,
+        bits=bits,
     )
 
 
@@ -61,6 +67,7 @@ def replay(plan, tokens):
 
 @given(plans(), st.integers(0, 60))
 def test_moves_lead_from_each_boundary_to_the_state_of_the_next(plan, pages):
+    """A plain page is a hot one that was never moved; a quantized one is never plain."""
     tokens = pages * plan.page
     table, _ = replay(plan, tokens)
     at = boundary(plan, tokens)
@@ -69,6 +76,7 @@ def test_moves_lead_from_each_boundary_to_the_state_of_the_next(plan, pages):
         if entry * plan.page >= hot_start(plan, at):
             assert content == "hot"
         elif stated[entry].kind == "plain":
+            assert plan.bits == 16
             assert content == "hot" or content == stated[entry]
         else:
             assert content == stated[entry]
@@ -76,6 +84,7 @@ def test_moves_lead_from_each_boundary_to_the_state_of_the_next(plan, pages):
     assert set(table) == set(stated) | hot
     assert len(stated) == cold_count(plan, at)
     assert len(table) == held_pages(plan, at, tokens)
+    assert held_tokens(plan, at, tokens) == len(stated) * plan.cold + tokens - hot_start(plan, at)
 
 
 @given(plans(), st.integers(1, 80), st.integers(0, 3))
@@ -95,7 +104,7 @@ def test_the_window_is_never_touched(plan, pages):
 @given(plans(keep=st.floats(0.01, 1), cap=False), st.integers(1, 200))
 def test_any_keep_ratio_is_met_on_average(plan, segments):
     kept = sum(len(segment_pages(plan, s)) for s in range(segments))
-    exact = plan.keep * plan.segment_pages * segments
+    exact = plan.keep * plan.segment * segments / plan.cold
     assert kept == survivors(plan, segments)
     assert exact - 1e-5 <= kept < exact + 1 + 1e-5
 
@@ -103,9 +112,36 @@ def test_any_keep_ratio_is_met_on_average(plan, segments):
 @given(plans(), st.integers(1, 100))
 def test_sinks_fit_the_pages_that_must_hold_them(plan, step):
     for move in moves(plan, step * plan.interval):
-        assert move.sinks <= len(move.dst) * plan.page
+        assert move.sinks <= len(move.dst) * plan.cold
         assert {cold.entry for cold in move.dst} <= set(move.src)
         assert len(move.dst) < len(move.src)
+        read = plan.cold if move.kind == "drop" else plan.page
+        assert len(move.dst) * plan.cold <= len(move.src) * read, "more tokens than there were"
+
+
+@given(plans(), st.integers(1, 100))
+def test_a_collapse_reads_hot_pages_and_a_drop_cold_ones(plan, step):
+    at = step * plan.interval
+    before = hot_start(plan, at - plan.interval) // plan.page
+    cold = {page.entry for page in cold_pages(plan, at - plan.interval)}
+    for move in moves(plan, at):
+        if move.kind == "collapse":
+            assert min(move.src) >= before
+            cold.update(page.entry for page in move.dst)
+        else:
+            assert plan.cap is not None
+            cold.update(range(before, hot_start(plan, at) // plan.page) if plan.bits == 16 else ())
+            assert set(move.src) <= cold
+
+
+@given(plans(keep=st.just(1.0), cap=False, bits=(8, 4)), st.integers(0, 300))
+def test_quantizing_alone_loses_no_token(plan, pages):
+    tokens = pages * plan.page
+    at = boundary(plan, tokens)
+    assert plan.compresses
+    assert held_tokens(plan, at, tokens) == tokens
+    assert all(move.kind == "collapse" for move in moves(plan, at) if at)
+    assert peak_pages(plan, tokens) <= max(1, pages)
 
 
 @given(plans(), st.integers(1, 60))
@@ -117,20 +153,34 @@ def test_a_cold_page_is_named_by_tokens_that_exist(plan, step):
 
 
 def test_keep_of_one_without_a_cap_moves_nothing():
-    plan = TierPlan("t", PAGE, 16, 32, 8, 1.0, 4)
-    assert not plan.evicts
+    plan = TierPlan("t", PAGE, PAGE, 16, 32, 8, 1.0, 4)
+    assert not plan.compresses
     assert all(not moves(plan, at) for at in range(32, 4096, 32))
     assert peak_pages(plan, 4096) == 4096 // PAGE
 
 
 def test_sinks_and_window_alone_hold_constant_pages():
-    plan = TierPlan("t", PAGE, 16, 32, 64, 0.0, 4)
+    plan = TierPlan("t", PAGE, PAGE, 16, 32, 64, 0.0, 4)
     assert peak_pages(plan, 10_000) == peak_pages(plan, 1_000) <= 1 + (64 + 16 + 32) // PAGE
 
 
 def test_a_long_capped_context_is_planned_without_recursion_limits():
-    plan = TierPlan("t", 32, 256, 512, 256, 0.5, 4, cap=1024)
+    plan = TierPlan("t", 32, 32, 256, 512, 256, 0.5, 4, cap=1024)
     assert cold_count(plan, 512 * 4000) == len(cold_pages(plan, 512 * 4000)) == 32
+
+
+def test_a_cap_is_whole_cold_pages():
+    plan = TierPlan("t", 32, 112, 224, 224, 224, 1.0, 4, cap=1200, bits=4)
+    (*_, drop) = moves(plan, 224 * 50)
+    assert (drop.kind, len(drop.dst)) == ("drop", 10)
+    assert cold_count(plan, 224 * 50) == 10
+
+
+def test_four_bits_take_two_pages_where_seven_were():
+    plan = TierPlan("t", 32, 112, 224, 224, 224, 1.0, 4, bits=4)
+    (move,) = moves(plan, 448)
+    assert (move.src, [c.entry for c in move.dst]) == (tuple(range(7)), [0, 1])
+    assert {(c.kind, c.anchor) for c in move.dst} == {("segment", 6)}
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(0, 32), (31, 32), (32, 64)])

@@ -8,19 +8,35 @@ import pytest
 from entropykv_vllm.config.settings import POLICIES, EvictionConfig, load, preset_names
 
 
-def test_the_default_is_the_balanced_preset():
-    assert load("entropykv") == load("entropykv", "balanced") == EvictionConfig()
+def test_the_default_keeps_everything_in_four_bits():
+    assert load("entropykv") == load("entropykv", "balanced")
+    assert (load("entropykv").bits, load("entropykv").keep) == (4, 1.0)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "entropykv"])
+def test_other_policies_are_compared_without_quantization(policy):
+    expected = load(policy, {"preset": "long-context", "bits": 16})
+    assert load(policy) == expected
+    assert (expected.bits, expected.keep) == (16, 0.5)
+    assert load(policy, {"bits": 4}) == load(policy, "long-context")
 
 
 def test_presets_are_all_valid():
-    assert preset_names() == ["balanced", "long-context", "quality", "streaming"]
+    assert preset_names() == [
+        "balanced",
+        "extreme",
+        "long-context",
+        "max",
+        "quality",
+        "streaming",
+    ]
     for name in preset_names():
         load("sink" if name == "streaming" else "entropykv", name)
 
 
 def test_json_is_on_top_of_a_preset():
     config = load("norm", '{"preset": "quality", "keep": 0.9}')
-    assert (config.policy, config.keep, config.window) == ("norm", 0.9, 512)
+    assert (config.policy, config.keep, config.bits, config.window) == ("norm", 0.9, 8, 256)
 
 
 def test_a_yaml_file_is_read(tmp_path):
@@ -40,7 +56,8 @@ def test_settings_survive_the_way_to_other_processes():
     [
         ("entropykv", {"keep": 0}, "keep is 0: input should be greater than 0"),
         ("entropykv", {"keep": 2}, "keep is 2: input should be less than or equal to 1"),
-        ("entropykv", {"bits": 7}, "bits is 7"),
+        ("entropykv", {"bits": 7}, "bits is 7: input should be 16, 8 or 4"),
+        ("entropykv", {"segment": 0}, "segment is 0: input should be greater than 0"),
         ("entropykv", {"kep": 0.5}, "'kep' is not a setting; there are policy, keep"),
         ("entropykv", "nowhere.yaml", "neither a preset"),
         ("entropykv", "{keep: 1}", "not valid JSON"),
@@ -73,6 +90,13 @@ def test_a_file_that_is_not_text_is_refused_by_name(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"binary\.yaml' is neither a preset"):
         load("entropykv", str(path))
+
+
+def test_the_bits_in_use_are_those_of_the_tiers():
+    assert EvictionConfig(bits=8).bits_used == {8}
+    tiers = [{"name": "a", "layers": "0", "bits": 4}, {"name": "b", "layers": "1"}]
+    assert load("entropykv", {"bits": 16, "tiers": tiers}).bits_used == {4, 16}
+    assert load("entropykv", {"bits": 8, "tiers": tiers[:1]}).bits_used == {4}
 
 
 def test_norms_choose_blocks_and_distinctness_tokens():

@@ -7,7 +7,8 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from entropykv_vllm.config.settings import EvictionConfig
+from entropykv_vllm import engine_args
+from entropykv_vllm.config.settings import EvictionConfig, load
 from entropykv_vllm.serving import flags
 
 LLAMA = {
@@ -82,8 +83,32 @@ def test_the_flag_sets_worker_scheduler_pages_and_settings(make):
     assert args.worker_cls.endswith("EvictionCPUWorker")
     assert args.scheduler_cls.endswith("EvictionScheduler")
     assert args.block_size == 32
-    expected = EvictionConfig(policy="norm", keep=0.25).model_dump(mode="json", exclude_none=True)
-    assert args.additional_config == {"entropykv": expected}
+    expected = {"policy": "norm", "keep": 0.25, "bits": 16, "window": 224, "interval": 224}
+    sent = args.additional_config["entropykv"]
+    assert sent == EvictionConfig(**expected).model_dump(mode="json", exclude_none=True)
+    assert "segment" not in sent
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ([], 32),
+        (["--kv-eviction-config", "quality"], 64),
+        (["--kv-eviction-config", "quality", "--block-size", "128"], 128),
+        (['--kv-eviction-config={"tiers": [{"name": "a", "layers": "0-3", "bits": 8}]}'], 64),
+        (['--kv-eviction-config={"bits": 8, "tiers": [{"name":"a","layers":"0","bits":4}]}'], 32),
+    ],
+)
+def test_pages_are_larger_where_eight_bits_need_it(make, words, page):
+    assert make("--kv-eviction", "entropykv", *words).block_size == page
+
+
+def test_engine_args_start_from_the_same_presets():
+    for policy in ("entropykv", "norm"):
+        settings = engine_args(policy)["additional_config"]["entropykv"]
+        assert EvictionConfig(**settings) == load(policy)
+    assert engine_args("entropykv")["block_size"] == 32
+    assert engine_args("norm", preset="quality")["block_size"] == 64
 
 
 def test_dotted_keys_and_presets_and_other_additional_config(make):
@@ -94,7 +119,7 @@ def test_dotted_keys_and_presets_and_other_additional_config(make):
     )
     assert args.additional_config["a"] == 1
     assert args.additional_config["entropykv"]["keep"] == 0.3
-    assert args.additional_config["entropykv"]["window"] == 512
+    assert args.additional_config["entropykv"]["window"] == 256
     assert args.block_size == 64
 
 
@@ -159,8 +184,13 @@ def test_what_is_not_supported_stops_in_words(make, capsys, model, words, senten
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--kv-eviction-config.segment", "100"], "segment must be a multiple of the page size"),
+        (["--kv-eviction-config.segment", "100"], "segment must be whole pages, of 32 tokens"),
         (["--kv-eviction-config.interval", "33"], "interval must be a multiple of the page size"),
+        (["--kv-eviction-config.cap", "90"], "cap must have room for one old page of 96 tokens"),
+        (
+            ["--kv-eviction-config.bits", "8", "--block-size", "16", "--dtype", "bfloat16"],
+            "set a larger --block-size, such as 32",
+        ),
         (
             ["--kv-eviction-config", '{"tiers": [{"name": "a", "layers": "0-9"}]}'],
             "tier 'a' names layer 4, which is not a full-attention layer of this model",

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many tokens an old page has depends on the heads of the model's cache."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from entropykv_vllm.config.settings import load
+from entropykv_vllm.serving import checks
+from entropykv_vllm.serving.settings import engine_settings
+from entropykv_vllm.serving.worker import _describe
+
+
+def config(page: int = 32, cache_dtype: str = "auto", **settings) -> SimpleNamespace:
+    """The parts of vLLM's configuration that are looked at, for a model of bfloat16."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.bfloat16, get_head_size=lambda: 128),
+        cache_config=SimpleNamespace(block_size=page, cache_dtype=cache_dtype),
+        **engine_settings(load("entropykv", settings)),
+    )
+
+
+def spec(kind=FullAttentionSpec, head_size: int = 64, dtype=torch.float32, **more):
+    return kind(block_size=32, num_kv_heads=1, head_size=head_size, dtype=dtype, **more)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "dtype", "cold"),
+    [(64, torch.bfloat16, 112), (64, torch.float32, 224), (32, torch.float16, 96)],
+)
+def test_old_pages_hold_what_fits_beside_the_new_ones(head_size, dtype, cold):
+    (tier,) = checks.tiers_of(config(), range(4), head_size, dtype)
+    assert (tier.plan.cold, tier.plan.bits) == (cold, 4)
+
+
+def test_the_caches_dtype_is_the_models_unless_it_is_set():
+    assert checks.model_heads(config()) == (128, torch.bfloat16)
+    assert checks.model_heads(config(cache_dtype="float16")) == (128, torch.float16)
+
+
+def test_heads_are_those_of_the_full_attention_layers():
+    window = spec(SlidingWindowSpec, head_size=32, sliding_window=128)
+    assert checks.layer_heads(config(), {"a": window, "b": spec()}) == (64, torch.float32)
+    assert checks.layer_heads(config(), {"a": window}) == (128, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "other", [{"head_size": 128}, {"dtype": torch.bfloat16}, {"head_size_v": 32}]
+)
+def test_heads_that_differ_are_not_quantized(other):
+    specs = {"a": spec(), "b": spec(**other)}
+    with pytest.raises(checks.UnsupportedError, match=r"same head size and dtype.*set bits to 16"):
+        checks.layer_heads(config(), specs)
+    assert checks.layer_heads(config(bits=16), specs) == (64, torch.float32)
+
+
+def test_the_log_says_what_a_tier_holds():
+    (tier,) = checks.tiers_of(config(), range(3), 128, torch.bfloat16)
+    assert _describe(tier) == ("all", "0,1,2", "window 224, keep 1 in 4 bits, 112 tokens a page")
+    (tier,) = checks.tiers_of(config(bits=16), range(3), 128, torch.bfloat16)
+    assert _describe(tier)[2] == "everything"
