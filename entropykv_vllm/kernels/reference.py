@@ -132,7 +132,7 @@ def drop(cache: Tensor, src: Tensor, dst: Tensor, sinks: Tensor, policy: str, bi
         cache: one layer's, written in place.
         src: int64 ``[moves, s]``, cold pages, oldest first.
         dst: int64 ``[moves, m]``, 1 <= m <= s, all different within a move.
-        sinks: integers ``[moves]``: where positive, the first page stays.
+        sinks: integers ``[moves]``, leading tokens whose pages must stay.
         policy: a name in `entropykv_vllm.kernels.scores.SCORES`.
         bits: 16, 8 or 4, of the pages.
 
@@ -140,11 +140,11 @@ def drop(cache: Tensor, src: Tensor, dst: Tensor, sinks: Tensor, policy: str, bi
         ValueError: unknown ``bits`` or ``policy``, or more pages to write than to read.
     """
     score = _score(policy)
-    raw = page_bytes(cache)
+    raw, tokens = page_bytes(cache), cold_capacity(cache, bits)
     for pages, to, protect in zip(src.long(), dst.long(), sinks, strict=True):
         scores = score(*_by_head(*read_cold(cache, pages, bits)))
-        means = scores.unflatten(-1, (len(pages), -1)).contiguous().mean(-1)
-        best = select(means, len(to), protect=(protect > 0).long())
+        means = scores.unflatten(-1, (len(pages), tokens)).contiguous().mean(-1)
+        best = select(means, len(to), protect=(protect + tokens - 1) // tokens)
         kept = torch.take_along_dim(raw[pages].transpose(0, 1), best[..., None], 1)
         raw.index_copy_(0, to, kept.transpose(0, 1))
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random caches and batches, with garbage wherever nothing may be read."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from hypothesis import strategies as st
 
-from entropykv_vllm.kernels import formats, reference
+from entropykv_vllm.kernels import reference
+from entropykv_vllm.kernels.formats import cold_capacity, page_bytes, write_cold
 from entropykv_vllm.plan.capacity import quantized_bytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -14,7 +15,6 @@ HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 192, 256)
 PAGES = (16, 32, 48, 64)
 GARBAGE = ("nan", "inf", "noise")
 
-dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 2**31)
 
 
@@ -38,16 +38,16 @@ def new_cache(pages, heads, page, head_size, dtype, kind, shared):
 
 def fill_cold(cache, pages, keys, values, bits):
     """Write cold pages, with NaN in the bytes that they do not use."""
-    formats.write_cold(cache, pages, keys, values, bits)
-    formats.page_bytes(cache)[pages, :, used_bytes(cache, bits) :] = 255
+    write_cold(cache, pages, keys, values, bits)
+    page_bytes(cache)[pages, :, used_bytes(cache, bits) :] = 255
 
 
 def used_bytes(cache, bits):
     """Bytes of one head of a cold page that mean something."""
     head_size = cache.shape[-1] // 2
     if bits == 16:
-        return formats.page_bytes(cache).shape[-1]
-    return quantized_bytes(formats.cold_capacity(cache, bits), head_size, bits)
+        return page_bytes(cache).shape[-1]
+    return quantized_bytes(cold_capacity(cache, bits), head_size, bits)
 
 
 def slots_of(pages, page, tokens):
@@ -60,8 +60,18 @@ def strided(x, wide):
     return torch.cat([x, torch.full_like(x, torch.nan)], 1)[:, : x.shape[1]] if wide else x
 
 
-@dataclass
-class Batch:
+class Brief:
+    """A dataclass whose repr gives only the shapes of long tensors."""
+
+    def __repr__(self):
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        long = {k: v for k, v in values.items() if torch.is_tensor(v) and v.numel() > 60}
+        values |= {k: f"<{v.dtype} {tuple(v.shape)}>" for k, v in long.items()}
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in values.items())})"
+
+
+@dataclass(repr=False)
+class Batch(Brief):
     """The arguments of the attention op but its output."""
 
     query: torch.Tensor
@@ -115,35 +125,40 @@ class Batch:
         return max((float(x.abs().max()) for x in values if x.numel()), default=0.0)
 
 
+# Cold pages, hot tokens and new tokens of the requests of a batch.
+short = st.tuples(st.integers(0, 3), st.integers(0, 130), st.integers(1, 20))
+many = st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 2))
+long = st.sampled_from([(40, 700, 1), (0, 2500, 30), (9, 1500, 70), (30, 1, 1), (3, 900, 500)])
+several = st.one_of(
+    st.lists(short, min_size=1, max_size=6),
+    st.lists(many, min_size=7, max_size=30),
+)
+never = st.just(False)
+
+
 @st.composite
-def batches(draw, dtypes=dtypes, most_new=20):
-    """A `Batch` of one to six requests; garbage in unused bytes, pages and table entries."""
+def batches(draw, requests=several, shared=never):
+    """A `Batch`, with garbage in unused bytes, pages and table entries.
+
+    ``shared``: whether the cache is a slice of a tensor that several layers share.
+    """
     heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 8))
     head_size, page = draw(st.sampled_from(HEAD_SIZES)), draw(st.sampled_from(PAGES))
-    dtype, bits = draw(dtypes), draw(st.sampled_from([16, 8, 4]))
-    request = st.tuples(st.integers(0, 3), st.integers(0, 3 * page), st.integers(1, most_new))
-    requests = [(c, h, min(n, h)) for c, h, n in draw(st.lists(request, min_size=1, max_size=6))]
+    dtype, bits = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([16, 8, 4]))
+    requests = [(cold, hot, min(new, hot)) for cold, hot, new in draw(requests)]
     torch.manual_seed(draw(seeds))
     held = [cold + -(-hot // page) for cold, hot, _ in requests]
     spare = 4
     order = torch.randperm(sum(held) + spare)
     table = order[torch.randint(sum(held), len(order), (len(held), max(held) + 1))]
-    cache = new_cache(
-        len(order),
-        heads,
-        page,
-        head_size,
-        dtype,
-        draw(st.sampled_from(GARBAGE)),
-        draw(st.booleans()),
-    )
+    kind = draw(st.sampled_from(GARBAGE))
+    cache = new_cache(len(order), heads, page, head_size, dtype, kind, draw(shared))
     bias = draw(st.sampled_from([0, 3])) * torch.randn(heads, 1, head_size)
-    for row, count, first, (cold, hot, _) in zip(
-        table, held, torch.tensor([0, *held]).cumsum(0).tolist(), requests, strict=False
+    for row, count, own, (cold, hot, _) in zip(
+        table, held, order.split([*held, spare]), requests, strict=False
     ):
-        row[:count] = order[first : first + count]
-        shape = 2, cold, heads, formats.cold_capacity(cache, bits), head_size
-        keys, values = torch.randn(shape)
+        row[:count] = own
+        keys, values = torch.randn(2, cold, heads, cold_capacity(cache, bits), head_size)
         fill_cold(cache, row[:cold], keys + bias, values, bits)
         keys, values = torch.randn(2, hot, heads, head_size)
         reference.write(keys + bias[:, 0], values, cache, slots_of(row[cold:count], page, hot))
