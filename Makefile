@@ -74,7 +74,7 @@ $(INSTALLED): requirements/cpu.txt packaging/vllm-metadata/setup.py | $(BIN)/pyt
 	$(PIP) install --quiet --no-deps --no-build-isolation --force-reinstall ./packaging/vllm-metadata
 	@touch $@
 
-$(READY): $(INSTALLED) pyproject.toml setup.py
+$(READY): $(INSTALLED) pyproject.toml setup.py $(CPP)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

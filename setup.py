@@ -1,19 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds the repository's `configs/` and `csrc/` to the package; the rest is in pyproject.toml.
+"""Builds the kernels of `csrc/`, and adds `configs/` and `csrc/` to the package.
 
-In a wheel they lie in the package's folder, as `entropykv_vllm/configs` and `entropykv_vllm/csrc`.
-An editable install leaves them where they are, one level above the package.
+The rest is in pyproject.toml. In a wheel the data lie in the package's folder, as
+`entropykv_vllm/configs` and `entropykv_vllm/csrc`; an editable install leaves them where they are.
 """
 
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 DATA = {
     "configs": ("*.yaml",),
     "csrc": ("*.cpp", "*.h", "*.hpp", "*.cu", "*.cuh"),
 }
+
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
+
+#: One source per instruction set, chosen from at run time.
+ISA_FLAGS = {
+    "csrc/cpu/isa_generic.cpp": [],
+    "csrc/cpu/isa_avx2.cpp": _AVX2,
+    "csrc/cpu/isa_avx512.cpp": _AVX512,
+    "csrc/cpu/isa_avx512_bf16.cpp": [*_AVX512, "-mavx512vbmi", "-mavx512bf16"],
+}
+OTHER_SOURCES = ["csrc/cpu/dispatch.cpp", "csrc/ops.cpp"]
+
+# The oldest torch, and the oldest Python, that a wheel runs with.
+STABLE_ABI = [("TORCH_TARGET_VERSION", "0x020a000000000000"), ("Py_LIMITED_API", "0x030b0000")]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-g0",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wno-psabi",
+    "-Wno-unknown-pragmas",
+]
+# Sums keep the order they are written in; only a*b+c may become one instruction.
+FLAGS += ["-ffp-contract=fast", "-fno-math-errno"]
+
+
+def kernels() -> list[Extension]:
+    """The extension module, for x86 and only where torch is there to build against."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    import torch.utils.cpp_extension as torch_build
+
+    return [
+        Extension(
+            "entropykv_vllm._C",
+            [*ISA_FLAGS, *OTHER_SOURCES],
+            depends=[str(path) for path in Path("csrc").rglob("*.h")],
+            include_dirs=torch_build.include_paths(),
+            library_dirs=torch_build.library_paths(),
+            libraries=["torch", "torch_cpu", "c10"],
+            define_macros=STABLE_ABI,
+            language="c++",
+            py_limited_api=True,
+        )
+    ]
+
+
+class BuildKernels(build_ext):
+    """setuptools' `build_ext`, with flags per source and as many compilers as cores."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile the sources side by side, then let setuptools link the objects."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(lambda source: self._compile(ext, source), ext.sources))
+        ext.extra_objects = [*(ext.extra_objects or []), *objects]
+        ext.sources = []
+        super().build_extension(ext)
+
+    def _compile(self, ext: Extension, source: str) -> str:
+        flags = FLAGS + ISA_FLAGS.get(source, [])
+        if source in ISA_FLAGS:
+            # Nothing that a linker could merge with another instruction set's code.
+            flags = [*flags, "-fno-exceptions", "-fno-rtti"]
+        (made,) = self.compiler.compile(
+            [source],
+            output_dir=self.build_temp,
+            macros=ext.define_macros,
+            include_dirs=ext.include_dirs,
+            extra_postargs=flags,
+            depends=ext.depends,
+        )
+        return made
 
 
 class BuildWithData(build_py):
@@ -43,4 +122,17 @@ class BuildWithData(build_py):
         ]
 
 
-setup(cmdclass={"build_py": BuildWithData})
+class AbiWheel(bdist_wheel):
+    """One wheel for all Pythons from the oldest on."""
+
+    def finalize_options(self) -> None:
+        """Tag the wheel cp311-abi3 where it has kernels."""
+        if self.distribution.ext_modules:
+            self.py_limited_api = "cp311"
+        super().finalize_options()
+
+
+setup(
+    ext_modules=kernels(),
+    cmdclass={"build_py": BuildWithData, "build_ext": BuildKernels, "bdist_wheel": AbiWheel},
+)

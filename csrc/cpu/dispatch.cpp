@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which instruction set's kernels run. ENTROPYKV_ISA may lower the choice, never raise it.
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+namespace entropykv {
+
+extern const Kernels kGeneric;
+#if defined(__x86_64__)
+extern const Kernels kAvx2, kAvx512, kAvx512Bf16;
+#endif
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+bool always() { return true; }
+
+struct Choice {
+  const char* name;
+  const Kernels* table;
+  bool (*supported)();
+};
+
+const Choice kChoices[] = {
+    {"generic", &kGeneric, always},
+#if defined(__x86_64__)
+    {"avx2", &kAvx2, has_avx2},
+    {"avx512", &kAvx512, has_avx512},
+    {"avx512_bf16", &kAvx512Bf16, has_avx512_bf16},
+#endif
+};
+
+const Kernels* best(const char* limit) {
+  const Kernels* found = &kGeneric;
+  for (const Choice& choice : kChoices) {
+    if (choice.supported()) found = choice.table;
+    if (limit && strcmp(choice.name, limit) == 0) break;
+  }
+  return found;
+}
+
+const Kernels* current = nullptr;
+
+} // namespace
+
+const Kernels& kernels() {
+  if (!current) current = best(getenv("ENTROPYKV_ISA"));
+  return *current;
+}
+
+bool set_isa(const char* name) {
+  const Kernels* found = best(*name ? name : getenv("ENTROPYKV_ISA"));
+  if (*name && strcmp(found->name, name) != 0) return false;
+  current = found;
+  return true;
+}
+
+} // namespace entropykv
