@@ -1,50 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's CPU attention, reading the pages that are left: its kernel runs unchanged."""
+"""The attention backend of vLLM's CPU workers under eviction.
+
+Layers of a tier read and write pages with our ops; others (sliding windows) stay with vLLM's.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import ClassVar
 
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
+    CPUAttentionBackendImpl,
     CPUAttentionMetadata,
     CPUAttentionMetadataBuilder,
 )
 
-from entropykv_vllm.attention.compact import compact
+from entropykv_vllm.attention.split import split
+from entropykv_vllm.kernels import ops
+from entropykv_vllm.pages.spec import TierSpec
 
 
-class CompactingMetadataBuilder(CPUAttentionMetadataBuilder):
-    """Drops the holes of each table row, and their tokens from its length.
+@dataclass
+class TierMetadata:
+    """What a step's attention needs to know of the requests, for the layers of one tier."""
 
-    The order of the pages does not matter to attention, and each page but the last is full; so
-    the compacted row is a valid paged context. New tokens are still written at their natural
-    positions, since the slot mapping is left alone.
-    """
+    num_actual_tokens: int
+    query_start_loc: Tensor
+    table: Tensor
+    cold: Tensor
+    hot: Tensor
+    bits: int
+    slot_mapping: Tensor
+
+
+class TierMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Builds a tier's metadata; for other layers, vLLM's."""
 
     def build(
         self,
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
-    ) -> CPUAttentionMetadata:
-        table, seq_lens = compact(
-            common_attn_metadata.block_table_tensor, common_attn_metadata.seq_lens, self.block_size
+    ) -> TierMetadata | CPUAttentionMetadata:
+        if not isinstance(self.kv_cache_spec, TierSpec):
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        step, plan = common_attn_metadata, self.kv_cache_spec.plan
+        starts = step.query_start_loc
+        table, cold, hot = split(plan, step.block_table_tensor, step.seq_lens, starts.diff())
+        return TierMetadata(
+            step.num_actual_tokens, starts, table, cold, hot, plan.bits, step.slot_mapping
         )
-        if table is not common_attn_metadata.block_table_tensor:
-            common_attn_metadata = replace(
-                common_attn_metadata,
-                block_table_tensor=table,
-                seq_lens=seq_lens,
-                max_seq_len=int(seq_lens.max()),
+
+
+class TierAttentionImpl(CPUAttentionBackendImpl):
+    """Attention of a layer; with our ops where its pages are a tier's."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.ours = self.sliding_window == -1 and self.attn_type == AttentionType.DECODER
+        if self.ours:
+            self._refuse_what_is_missing()
+
+    def _refuse_what_is_missing(self) -> None:
+        wrong = {
+            "attention with ALiBi": self.alibi_slopes is not None,
+            f"head size {self.head_size}": self.head_size % 16 != 0 or self.head_size > 256,
+            f"{self.num_queries_per_kv} query heads for each KV head": self.num_queries_per_kv > 64,
+        }
+        for name, found in wrong.items():
+            if found:
+                raise ValueError(
+                    f"EntropyKV's kernels do not support {name}: choose another model, or turn "
+                    "eviction off with --kv-eviction none"
+                )
+
+    def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:
+        if not self.ours:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
+        ops.write(key, value, kv_cache, slot_mapping)
+
+    def forward(
+        self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
+    ) -> Tensor:
+        if not isinstance(attn_metadata, TierMetadata):
+            return super().forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
             )
-        return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        tokens = attn_metadata.num_actual_tokens
+        ops.attention(
+            query[:tokens],
+            kv_cache,
+            output[:tokens],
+            attn_metadata.query_start_loc,
+            attn_metadata.table,
+            attn_metadata.cold,
+            attn_metadata.hot,
+            attn_metadata.bits,
+            self.scale,
+            self.logits_soft_cap,
+            None if self.sinks is None else self.sinks.float(),
+        )
+        return output
 
 
 class EvictionCPUAttentionBackend(CPUAttentionBackend):
     """Registered in place of vLLM's CPU backend, in workers under eviction only."""
 
+    supported_kv_cache_dtypes: ClassVar = ["auto", "float16", "bfloat16"]
+
     @staticmethod
-    def get_builder_cls() -> type[CompactingMetadataBuilder]:
-        return CompactingMetadataBuilder
+    def get_impl_cls() -> type[TierAttentionImpl]:
+        return TierAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[TierMetadataBuilder]:
+        return TierMetadataBuilder

@@ -94,7 +94,9 @@ class EvictionConfig(BaseModel):
         "length near 256 that suits the pages.",
     )
     interval: int = Field(
-        512, gt=0, description="Pages are freed each time a request has grown by this much."
+        512,
+        gt=0,
+        description="Pages are freed each time a request has grown by this much (whole pages).",
     )
     cap: int | None = Field(
         None, gt=0, description="The most old tokens a layer keeps, whatever the context length."

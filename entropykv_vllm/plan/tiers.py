@@ -65,12 +65,6 @@ def _check_pages(config: EvictionConfig, page: int, colds: dict[int, int]) -> No
             )
     if config.sinks > page:
         raise ValueError(f"sinks must fit one page of {page} tokens, and {config.sinks} do not")
-    if config.interval % page:
-        raise ValueError(
-            f"interval must be a multiple of the page size, and {config.interval} is not one of "
-            f"{page}: set kv-eviction-config.interval to {_next(config.interval, page)}, or "
-            f"--block-size"
-        )
 
 
 def _check_segment(config: EvictionConfig, page: int, colds: dict[int, int]) -> None:
@@ -174,7 +168,7 @@ def _plan(
         page=page,
         cold=cold,
         segment=config.segment or automatic_segment(page, cold),
-        interval=config.interval,
+        interval=math.ceil(config.interval / page) * page,
         window=max(window, page),
         keep=0.0 if config.policy in ("sink", "window") else round(keep, 9),
         sinks=0 if config.policy == "window" else config.sinks,

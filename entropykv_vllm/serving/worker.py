@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -14,15 +15,22 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from entropykv_vllm.config.settings import EvictionConfig
-from entropykv_vllm.kernels.collapse import collapse
-from entropykv_vllm.kernels.scores import SCORES
+from entropykv_vllm.kernels import hugepages, ops
 from entropykv_vllm.pages.moves import PageMove
-from entropykv_vllm.pages.spec import tier_spec
+from entropykv_vllm.pages.spec import TierSpec, tier_spec
 from entropykv_vllm.serving import checks, seeded
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
 
 logger = init_logger("vllm.entropykv")
+
+
+@dataclass(frozen=True)
+class TierLayers:
+    """The caches of the layers of a page group, and the bits of their cold pages."""
+
+    bits: int
+    caches: list[torch.Tensor]
 
 
 class EvictionWorkerMixin:
@@ -54,10 +62,25 @@ class EvictionWorkerMixin:
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize_from_config(kv_cache_config)
         layers = self.vllm_config.compilation_config.static_forward_context
-        self._group_layers = [
-            [layers[name] for name in group.layer_names]
-            for group in kv_cache_config.kv_cache_groups
-        ]
+        self._tier_layers = {
+            i: TierLayers(
+                group.kv_cache_spec.plan.bits,
+                [layers[name].kv_cache for name in group.layer_names],
+            )
+            for i, group in enumerate(kv_cache_config.kv_cache_groups)
+            if isinstance(group.kv_cache_spec, TierSpec)
+        }
+        self._report_kernels()
+
+    def _report_kernels(self) -> None:
+        caches = [cache for tier in self._tier_layers.values() for cache in tier.caches]
+        storages = {cache.untyped_storage().data_ptr(): cache for cache in caches}
+        huge = [hugepages.advise(cache) for cache in storages.values()]
+        logger.info(
+            "EntropyKV kernels: %s; KV cache in huge pages: %s",
+            ops.description(),
+            "yes" if all(huge) else "no, the system gave none",
+        )
 
     def execute_model(self, scheduler_output: SchedulerOutput):
         """Carry out the step's moves, then run the step."""
@@ -71,24 +94,23 @@ class EvictionWorkerMixin:
         return super().execute_model(scheduler_output)
 
     def _carry_out(self, moves: list[PageMove]) -> None:
-        for batch in batches(move for move in moves if move.dst):
-            self._collapse(batch)
+        for _, alike in groupby((move for move in moves if move.dst), key=_shape):
+            self._move_pages(list(alike))
         for move in moves:
             self._rewrite_row(move)
 
-    def _collapse(self, batch: list[PageMove]) -> None:
-        granularity, scope = self.eviction.selection
-        layers = self._group_layers[batch[0].group]
-        collapse(
-            [layer.kv_cache for layer in layers],
-            torch.tensor([move.src for move in batch]),
-            torch.tensor([move.dst for move in batch]),
-            score=SCORES[self.eviction.policy],
-            sinks=[move.sinks for move in batch],
-            isa=layers[0].isa,
-            granularity=granularity,
-            scope=scope,
-        )
+    def _move_pages(self, moves: list[PageMove]) -> None:
+        """Carry out moves of one shape, in their order: each reads its pages before it writes."""
+        tier, policy = self._tier_layers[moves[0].group], self.eviction.policy
+        src = torch.tensor([move.src for move in moves])
+        dst = torch.tensor([move.dst for move in moves])
+        sinks = torch.tensor([move.sinks for move in moves])
+        for cache in tier.caches:
+            # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
+            if moves[0].kind == "drop" and tier.bits < 16:
+                ops.drop(cache, src, dst, sinks, policy, tier.bits)
+            else:
+                ops.collapse(cache, src, dst, sinks, policy, *self.eviction.selection, tier.bits)
 
     def _rewrite_row(self, move: PageMove) -> None:
         """Put the survivors' pages and the holes into the runner's copies of the table row."""
@@ -112,24 +134,8 @@ class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
         seeded.install(self.model_runner)
 
 
-def batches(moves) -> list[list[PageMove]]:
-    """Cut moves, in their order, into runs that one call may carry out together.
-
-    A run has one group and one shape, and no move in it touches a page that an earlier one wrote:
-    within a run everything is read before anything is written.
-    """
-    runs: list[list[PageMove]] = []
-    for _, same in groupby(moves, key=lambda m: (m.group, len(m.src), len(m.dst))):
-        written: set[int] = set()
-        run: list[PageMove] = []
-        for move in same:
-            if written.intersection(move.src + move.dst):
-                runs.append(run)
-                run, written = [], set()
-            run.append(move)
-            written.update(move.dst)
-        runs.append(run)
-    return runs
+def _shape(move: PageMove) -> tuple[int, str, int, int]:
+    return move.group, move.kind, len(move.src), len(move.dst)
 
 
 def register_attention_backend() -> None:

@@ -112,11 +112,6 @@ def test_wrong_tiers_are_refused_in_words(tiers, sentence):
 @pytest.mark.parametrize(
     ("page", "settings", "sentence"),
     [
-        (
-            32,
-            {"interval": 100},
-            r"interval must be a multiple .*\.interval to 128, or --block-size",
-        ),
         (32, {"segment": 100}, r"segment must be whole pages, .* set .*\.segment to 128, or leave"),
         (32, {"segment": 256, "bits": 4}, r"of 32 tokens when new and of 112 .*\.segment to 448,"),
         (32, {"cap": 31}, r"room for one old page of 32 tokens, and 31 has not"),
@@ -178,3 +173,8 @@ def test_a_model_without_full_attention_is_refused():
 @given(st.integers(1, 128))
 def test_the_group_size_divides_the_layers(layers):
     assert layers % group_size(layers) == 0
+
+
+def test_intervals_are_rounded_up_to_whole_pages():
+    (tier,) = make_tiers(EvictionConfig(interval=224, bits=8), range(4), 64)
+    assert tier.plan.interval == 256
