@@ -20,13 +20,17 @@ constexpr int kBlock = 8;          // channels (keys) or tokens (values) of a bl
 constexpr int kGroup = 64;         // tokens whose keys share a scale and a zero per channel
 constexpr int kLongestUnit = 1024; // the longest that the shortest segment may be, in tokens
 
-EKV_HD constexpr int item_bytes(int type) { return type == kFloat32 ? 4 : 2; }
+EKV_HD constexpr int item_bytes(int type) {
+  return type == kFloat32 ? 4 : 2;
+}
 
 EKV_HD constexpr int64_t head_bytes(int head_size, int page, int item) {
   return int64_t{2} * head_size * page * item;
 }
 
-EKV_HD constexpr int groups(int tokens) { return (tokens + kGroup - 1) / kGroup; }
+EKV_HD constexpr int groups(int tokens) {
+  return (tokens + kGroup - 1) / kGroup;
+}
 
 // One KV head of a cold page: codes of keys, codes of values, scales and zeros (16 bit floats).
 struct ColdLayout {
@@ -35,13 +39,19 @@ struct ColdLayout {
   EKV_HD constexpr int64_t codes() const { return int64_t{tokens} * head_size * bits / 8; }
   EKV_HD constexpr int64_t value_codes() const { return codes(); }
   EKV_HD constexpr int64_t key_scale() const { return 2 * codes(); }
-  EKV_HD constexpr int64_t key_zero() const { return key_scale() + int64_t{2} * groups(tokens) * head_size; }
-  EKV_HD constexpr int64_t value_scale() const { return key_zero() + int64_t{2} * groups(tokens) * head_size; }
+  EKV_HD constexpr int64_t key_zero() const {
+    return key_scale() + int64_t{2} * groups(tokens) * head_size;
+  }
+  EKV_HD constexpr int64_t value_scale() const {
+    return key_zero() + int64_t{2} * groups(tokens) * head_size;
+  }
   EKV_HD constexpr int64_t value_zero() const { return value_scale() + int64_t{2} * tokens; }
   EKV_HD constexpr int64_t bytes() const { return value_zero() + int64_t{2} * tokens; }
 };
 
-EKV_HD constexpr int64_t gcd(int64_t a, int64_t b) { return b == 0 ? a : gcd(b, a % b); }
+EKV_HD constexpr int64_t gcd(int64_t a, int64_t b) {
+  return b == 0 ? a : gcd(b, a % b);
+}
 
 // Tokens in a cold page, which has as many bytes as a hot one; 0 if not one tile fits.
 EKV_HD constexpr int capacity(int head_size, int page, int item, int bits) {

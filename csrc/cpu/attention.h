@@ -71,7 +71,9 @@ struct Rows {
   Scratch& s;
 };
 
-EKV_INLINE void put(float* to, vf x) { store(to, x); }
+EKV_INLINE void put(float* to, vf x) {
+  store(to, x);
+}
 EKV_INLINE void put(uint16_t* to, vf x) {
 #if EKV_PAIRS
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)x.p[0]));
@@ -87,7 +89,8 @@ static void read_queries(Rows& rows) {
     const int64_t token = rows.work.first_row + r / rows.group;
     const int64_t head = int64_t{rows.work.head} * rows.group + r % rows.group;
     const uint8_t* from = call.query + (token * call.query_stride + head * D) * item;
-    for (int d = 0; d < D; d += 16) store(rows.s.query + r * D + d, load_type(from + d * item, call.query_type));
+    for (int d = 0; d < D; d += 16)
+      store(rows.s.query + r * D + d, load_type(from + d * item, call.query_type));
   }
 }
 
@@ -126,8 +129,7 @@ template <class Element> static void plain_queries(Rows& rows) {
 }
 
 // Blocks with their codes turned into the elements of the product, once for many rows.
-template <class P, int format>
-static void expand(const uint8_t* from, int blocks, uint8_t* to) {
+template <class P, int format> static void expand(const uint8_t* from, int blocks, uint8_t* to) {
   for (int i = 0; i < blocks; ++i, from += block_bytes(format)) {
 #if EKV_PAIRS
     __m512i block[4];
@@ -168,10 +170,12 @@ template <int format> static void logits_of(Rows& rows, const Piece& piece, cons
       scale_queries<Element>(rows, piece, i / per_group, centre(format));
       float* out = rows.s.logits + 16 * i;
       if (many)
-        product<P, kExpanded>(factor, D, rows.count, {keys + i, nullptr, n, D / 8}, out, kMaxTokens, false);
+        product<P, kExpanded>(factor, D, rows.count, {keys + i, nullptr, n, D / 8}, out, kMaxTokens,
+                              false);
       else
-        product<P, format>(factor, D, rows.count, {keys + i, next ? next->keys + i : nullptr, n, D / 8}, out,
-                           kMaxTokens, false);
+        product<P, format>(factor, D, rows.count,
+                           {keys + i, next ? next->keys + i : nullptr, n, D / 8}, out, kMaxTokens,
+                           false);
     }
   }
 }
@@ -222,7 +226,9 @@ template <int format> static void weights_of(Rows& rows, const Piece& piece, boo
       total = total + p;
       if constexpr (quantized(format)) {
         const vf scale = from_half(load_u16(piece.value_scale + 2 * t));
-        zeros = fma(p, fma(scale, set1(centre(format)), from_half(load_u16(piece.value_zero + 2 * t))), zeros);
+        zeros =
+            fma(p, fma(scale, set1(centre(format)), from_half(load_u16(piece.value_zero + 2 * t))),
+                zeros);
         p = p * scale;
       }
       put(out + t, p);
@@ -240,18 +246,19 @@ template <int format> static void weights_of(Rows& rows, const Piece& piece, boo
   }
 }
 
-template <int format>
-static void add_run(Rows& rows, const Run& run, const Run* next) {
+template <int format> static void add_run(Rows& rows, const Run& run, const Run* next) {
   typedef typename ProductOf<format>::type P;
-  const typename P::Element* weights = reinterpret_cast<const typename P::Element*>(rows.s.weights) + run.first;
+  const typename P::Element* weights =
+      reinterpret_cast<const typename P::Element*>(rows.s.weights) + run.first;
   const uint8_t *columns[kMaxHead / 16], *ahead[kMaxHead / 16];
   const int D = rows.head_size;
   for (int c = 0; c < D / 16; ++c) {
     columns[c] = run.values + c * run.stride;
     if (next) ahead[c] = next->values + c * next->stride;
   }
-  product<P, format>(weights, kMaxTokens, rows.count, {columns, next ? ahead : nullptr, D / 16, run.tokens / 8},
-                     rows.state.acc, D, true);
+  product<P, format>(weights, kMaxTokens, rows.count,
+                     {columns, next ? ahead : nullptr, D / 16, run.tokens / 8}, rows.state.acc, D,
+                     true);
 }
 
 // The block of a run that is only partly filled: what lies behind may be anything, NaN too.
@@ -292,7 +299,8 @@ template <int format> static void add_values(Rows& rows, const Piece& piece, con
   }
 }
 
-template <int format> static void step(Rows& rows, const Piece& piece, const Piece* next, bool causal) {
+template <int format>
+static void step(Rows& rows, const Piece& piece, const Piece* next, bool causal) {
   if (rows.count > kFewRows) next = nullptr; // there is enough to do while memory answers
   logits_of<format>(rows, piece, next);
   weights_of<format>(rows, piece, causal);
@@ -308,7 +316,8 @@ template <int format>
 static Piece paged_piece(const Rows& rows, const int32_t* pages, int first, int tokens) {
   const Cache& cache = rows.call.cache;
   const int D = rows.head_size, B = cache.page;
-  const int64_t tile = int64_t{D / 8} * block_bytes(format), column = int64_t{B / 8} * block_bytes(format);
+  const int64_t tile = int64_t{D / 8} * block_bytes(format),
+                column = int64_t{B / 8} * block_bytes(format);
   Piece piece{};
   piece.tokens = tokens;
   piece.first = first;
@@ -327,7 +336,8 @@ static Piece paged_piece(const Rows& rows, const int32_t* pages, int first, int 
   return piece;
 }
 
-template <int format> static void attend_paged(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
+template <int format>
+static void attend_paged(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
   plain_queries<typename ProductOf<format>::type::Element>(rows);
   const auto piece_at = [&](int t) {
     return paged_piece<format>(rows, pages, t, end - t < kMaxTokens ? end - t : kMaxTokens);
@@ -386,14 +396,16 @@ template <int format> static void attend_cold(Rows& rows, int begin, int end) {
 static void attend_split(Rows& rows) {
   const Cache& cache = rows.call.cache;
   const Work& work = rows.work;
-  const int per = entropykv::cold_pages_per_split(cache), cold = entropykv::cold_splits(cache, work.cold_pages);
+  const int per = entropykv::cold_pages_per_split(cache),
+            cold = entropykv::cold_splits(cache, work.cold_pages);
   if (work.split >= cold) {
     const int begin = (work.split - cold) * entropykv::kSplit;
     const int seen = work.position + work.queries;
     const int end = seen < begin + entropykv::kSplit ? seen : begin + entropykv::kSplit;
     return attend_hot_format(rows, work.pages + work.cold_pages, begin, end, true);
   }
-  const int begin = work.split * per, left = work.cold_pages - begin, end = begin + (left < per ? left : per);
+  const int begin = work.split * per, left = work.cold_pages - begin,
+            end = begin + (left < per ? left : per);
   if (cache.bits == 8) return attend_cold<kQ8>(rows, begin, end);
   if (cache.bits == 4) return attend_cold<kQ4>(rows, begin, end);
   attend_hot_format(rows, work.pages, begin * cache.page, end * cache.page, false);
@@ -430,8 +442,8 @@ static void merge(Partial into, Partial part, int rows, int D) {
   }
 }
 
-static void finish(Partial state, int rows, int D, int group, const float* sinks, uint8_t* out, int type,
-                   int64_t stride) {
+static void finish(Partial state, int rows, int D, int group, const float* sinks, uint8_t* out,
+                   int type, int64_t stride) {
   const int item = entropykv::item_bytes(type);
   for (int r = 0; r < rows; ++r) {
     float most = state.max[r], total = state.sum[r], factor = 1;
@@ -442,10 +454,13 @@ static void finish(Partial state, int rows, int D, int group, const float* sinks
     total = total * factor + (sinks ? exp_negative(sinks[r % group] - most) : 0);
     const vf scale = set1(total > 0 ? factor / total : total);
     uint8_t* to = out + (int64_t{r / group} * stride + int64_t{r % group} * D) * item;
-    for (int d = 0; d < D; d += 16) store_type(to + d * item, load(state.acc + int64_t{r} * D + d) * scale, type);
+    for (int d = 0; d < D; d += 16)
+      store_type(to + d * item, load(state.acc + int64_t{r} * D + d) * scale, type);
   }
 }
 
-static int64_t scratch_bytes() { return sizeof(Scratch) + 64; }
+static int64_t scratch_bytes() {
+  return sizeof(Scratch) + 64;
+}
 
 } // namespace

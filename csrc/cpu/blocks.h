@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block is 8 rows of a matrix product's inner dimension x 16 columns, in any format: 8 channels of
-// 16 keys, or 8 values of 16 channels. `Block<format>::load` turns it into floats.
+// A block is 8 rows of a matrix product's inner dimension x 16 columns, in any format: 8 channels
+// of 16 keys, or 8 values of 16 channels. `Block<format>::load` turns it into floats.
 #pragma once
 
 #include "vec.h"
@@ -77,8 +77,12 @@ template <> struct Block<kQ4> {
   }
 };
 
-constexpr float centre(int format) { return format == kQ4 ? kCentre4 : 0.0f; }
-constexpr bool quantized(int format) { return format == kQ8 || format == kQ4; }
+constexpr float centre(int format) {
+  return format == kQ4 ? kCentre4 : 0.0f;
+}
+constexpr bool quantized(int format) {
+  return format == kQ8 || format == kQ4;
+}
 constexpr int block_bytes(int format) {
   return format == kF32 ? 512 : format == kQ8 ? 128 : format == kQ4 ? 64 : 256;
 }

@@ -8,10 +8,10 @@
 
 namespace entropykv {
 
-constexpr int kMaxRows = 64;     // query rows (tokens x heads of a group) that are worked on together
-constexpr int kMaxTokens = 128;  // tokens of a piece: what one softmax step takes in
-constexpr int kMaxHead = 256;    // largest head size
-constexpr int kSplit = 1024;     // tokens of a split, the unit of parallel work and of merging
+constexpr int kMaxRows = 64; // query rows (tokens x heads of a group) that are worked on together
+constexpr int kMaxTokens = 128; // tokens of a piece: what one softmax step takes in
+constexpr int kMaxHead = 256;   // largest head size
+constexpr int kSplit = 1024;    // tokens of a split, the unit of parallel work and of merging
 
 // One layer's cache, and how its cold pages are stored.
 struct Cache {
@@ -23,7 +23,7 @@ struct Cache {
 
 struct Attention {
   Cache cache;
-  const uint8_t* query; // [tokens][heads][head_size]
+  const uint8_t* query;  // [tokens][heads][head_size]
   int query_type, group; // group: query heads of a KV head
   int64_t query_stride;  // elements from token to token
   float scale, softcap;
@@ -52,15 +52,19 @@ struct Kernels {
   int64_t (*scratch_bytes)();
   void (*attend)(const Attention&, const Work&, Partial, void* scratch);
   void (*merge)(Partial into, Partial part, int rows, int head_size);
-  // Rows of the result, in the query's type; `sinks` (one logit per query head of the group) or null.
-  void (*finish)(Partial, int rows, int head_size, int group, const float* sinks, uint8_t* out, int type,
-                 int64_t stride);
-  void (*write)(const Cache&, const uint8_t* key, const uint8_t* value, int type, int64_t key_stride,
-                int64_t value_stride, const int64_t* slots, int64_t tokens, int head);
+  // Rows of the result, in the query's type; `sinks` (one logit per query head of the group) or
+  // null.
+  void (*finish)(Partial, int rows, int head_size, int group, const float* sinks, uint8_t* out,
+                 int type, int64_t stride);
+  void (*write)(const Cache&, const uint8_t* key, const uint8_t* value, int type,
+                int64_t key_stride, int64_t value_stride, const int64_t* slots, int64_t tokens,
+                int head);
   // Keys and values of pages as float32 [tokens][head_size].
-  void (*read_hot)(const Cache&, const int64_t* pages, int count, int head, float* keys, float* values);
+  void (*read_hot)(const Cache&, const int64_t* pages, int count, int head, float* keys,
+                   float* values);
   void (*read_cold)(const Cache&, int64_t page, int head, float* keys, float* values);
-  void (*score)(int policy, const float* keys, const float* values, int tokens, int head_size, float* out);
+  void (*score)(int policy, const float* keys, const float* values, int tokens, int head_size,
+                float* out);
   // Fill a cold page with tokens [cold_tokens][head_size]; `codes` has room for as many bytes.
   void (*write_page)(const Cache&, int64_t page, int head, const float* keys, const float* values,
                      uint8_t* codes);
@@ -80,6 +84,8 @@ static inline int cold_splits(const Cache& c, int pages) {
   const int per = cold_pages_per_split(c);
   return (pages + per - 1) / per;
 }
-static inline int hot_splits(int tokens) { return (tokens + kSplit - 1) / kSplit; }
+static inline int hot_splits(int tokens) {
+  return (tokens + kSplit - 1) / kSplit;
+}
 
 } // namespace entropykv

@@ -38,7 +38,8 @@ EKV_INLINE void write_item(uint8_t* to, float x, int type) {
   memcpy(to, &h, 2);
 }
 
-static void write_token(const Cache& c, uint8_t* head, int t, const float* key, const float* value) {
+static void write_token(const Cache& c, uint8_t* head, int t, const float* key,
+                        const float* value) {
   const int item = entropykv::item_bytes(c.type), pair = 4 / item;
   uint8_t* values = head + int64_t{c.page} * c.head_size * item;
   for (int d = 0; d < c.head_size; ++d) {
@@ -47,8 +48,9 @@ static void write_token(const Cache& c, uint8_t* head, int t, const float* key, 
   }
 }
 
-static void write_tokens(const Cache& c, const uint8_t* key, const uint8_t* value, int type, int64_t key_stride,
-                         int64_t value_stride, const int64_t* slots, int64_t tokens, int head) {
+static void write_tokens(const Cache& c, const uint8_t* key, const uint8_t* value, int type,
+                         int64_t key_stride, int64_t value_stride, const int64_t* slots,
+                         int64_t tokens, int head) {
   const int D = c.head_size, item = entropykv::item_bytes(type);
   float k[entropykv::kMaxHead], v[entropykv::kMaxHead];
   for (int64_t i = 0; i < tokens; ++i) {
@@ -70,8 +72,8 @@ EKV_INLINE void store_columns(float* to, int64_t stride, const vf block[8]) {
 }
 
 // Blocks of keys and values to float32 [tokens][head_size], as they are stored.
-template <int format>
-static void read_blocks(const uint8_t* key, const uint8_t* value, int tokens, int D, float* keys, float* values) {
+template <int format> static void read_blocks(const uint8_t* key, const uint8_t* value, int tokens,
+                                              int D, float* keys, float* values) {
   vf block[8];
   for (int t = 0; t < tokens; t += 16)
     for (int d = 0; d < D; d += 8, key += block_bytes(format)) {
@@ -85,32 +87,41 @@ static void read_blocks(const uint8_t* key, const uint8_t* value, int tokens, in
     }
 }
 
-static void read_hot(const Cache& c, const int64_t* pages, int count, int head, float* keys, float* values) {
+static void read_hot(const Cache& c, const int64_t* pages, int count, int head, float* keys,
+                     float* values) {
   const int64_t n = int64_t{c.page} * c.head_size;
   for (int i = 0; i < count; ++i, keys += n, values += n) {
     const uint8_t* from = head_bytes_of(c, pages[i], head);
     const uint8_t* value = from + n * entropykv::item_bytes(c.type);
     switch (c.type) {
-    case entropykv::kFloat32: read_blocks<kF32>(from, value, c.page, c.head_size, keys, values); break;
-    case entropykv::kBFloat16: read_blocks<kBf16>(from, value, c.page, c.head_size, keys, values); break;
+    case entropykv::kFloat32:
+      read_blocks<kF32>(from, value, c.page, c.head_size, keys, values);
+      break;
+    case entropykv::kBFloat16:
+      read_blocks<kBf16>(from, value, c.page, c.head_size, keys, values);
+      break;
     default: read_blocks<kF16>(from, value, c.page, c.head_size, keys, values);
     }
   }
 }
 
-template <int format> static void read_codes(const Cache& c, const uint8_t* from, float* keys, float* values) {
+template <int format>
+static void read_codes(const Cache& c, const uint8_t* from, float* keys, float* values) {
   const int D = c.head_size, T = c.cold_tokens;
   const ColdLayout layout{D, T, c.bits};
   read_blocks<format>(from, from + layout.value_codes(), T, D, keys, values);
   for (int t = 0; t < T; ++t) {
     const uint8_t* scale = from + layout.key_scale() + int64_t{2} * (t / kGroup) * D;
     const uint8_t* zero = from + layout.key_zero() + int64_t{2} * (t / kGroup) * D;
-    const vf value_scale = set1(half_to_float(load_as<uint16_t>(from + layout.value_scale() + 2 * t)));
-    const vf value_zero = set1(half_to_float(load_as<uint16_t>(from + layout.value_zero() + 2 * t)));
+    const vf value_scale =
+        set1(half_to_float(load_as<uint16_t>(from + layout.value_scale() + 2 * t)));
+    const vf value_zero =
+        set1(half_to_float(load_as<uint16_t>(from + layout.value_zero() + 2 * t)));
     for (int d = 0; d < D; d += 16) {
       float* key = keys + int64_t{t} * D + d;
       float* value = values + int64_t{t} * D + d;
-      const vf key_scale = from_half(load_u16(scale + 2 * d)), key_zero = from_half(load_u16(zero + 2 * d));
+      const vf key_scale = from_half(load_u16(scale + 2 * d)),
+               key_zero = from_half(load_u16(zero + 2 * d));
       store(key, fma(key_scale, load(key) + set1(centre(format)), key_zero));
       store(value, fma(value_scale, load(value) + set1(centre(format)), value_zero));
     }
@@ -169,7 +180,9 @@ EKV_INLINE vu codes_of(vf x, vf scale, vf zero, int bits) {
   vf n = rint(max(min(quotient, limit), lowest));
   n = where_less(set1(0), scale, n, set1(0));
   const vu magnitude = to_int(abs(n));
-  return bits == 4 ? magnitude : magnitude | ((as_bits(where_less(n, set1(0), set1(-1), set1(1))) >> 24) & set1u(0x80));
+  return bits == 4 ? magnitude
+                   : magnitude |
+                         ((as_bits(where_less(n, set1(0), set1(-1), set1(1))) >> 24) & set1u(0x80));
 }
 
 EKV_INLINE void store_u8(uint8_t* to, vu x) {
@@ -178,8 +191,8 @@ EKV_INLINE void store_u8(uint8_t* to, vu x) {
   for (int i = 0; i < 16; ++i) to[i] = uint8_t(lanes[i]);
 }
 
-static void quantize_keys(const float* keys, int tokens, int D, int bits, uint8_t* scale, uint8_t* zero,
-                          uint8_t* codes) {
+static void quantize_keys(const float* keys, int tokens, int D, int bits, uint8_t* scale,
+                          uint8_t* zero, uint8_t* codes) {
   for (int first = 0; first < tokens; first += kGroup, scale += 2 * D, zero += 2 * D) {
     const int end = tokens - first < kGroup ? tokens : first + kGroup;
     for (int d = 0; d < D; d += 16) {
@@ -199,13 +212,14 @@ static void quantize_keys(const float* keys, int tokens, int D, int bits, uint8_
       }
       const vf s = from_half(load_u16(scale + 2 * d)), z = from_half(load_u16(zero + 2 * d));
       for (int t = first; t < end; ++t)
-        store_u8(codes + int64_t{t} * D + d, codes_of(storable(load(keys + int64_t{t} * D + d)), s, z, bits));
+        store_u8(codes + int64_t{t} * D + d,
+                 codes_of(storable(load(keys + int64_t{t} * D + d)), s, z, bits));
     }
   }
 }
 
-static void quantize_values(const float* values, int tokens, int D, int bits, uint8_t* scale, uint8_t* zero,
-                            uint8_t* codes) {
+static void quantize_values(const float* values, int tokens, int D, int bits, uint8_t* scale,
+                            uint8_t* zero, uint8_t* codes) {
   for (int t = 0; t < tokens; ++t) {
     const float* row = values + int64_t{t} * D;
     vf low = storable(load(row)), high = low;
@@ -217,12 +231,14 @@ static void quantize_values(const float* values, int tokens, int D, int bits, ui
     memcpy(scale + 2 * t, &a.scale, 2);
     memcpy(zero + 2 * t, &a.zero, 2);
     const vf s = set1(half_to_float(a.scale)), z = set1(half_to_float(a.zero));
-    for (int d = 0; d < D; d += 16) store_u8(codes + int64_t{t} * D + d, codes_of(storable(load(row + d)), s, z, bits));
+    for (int d = 0; d < D; d += 16)
+      store_u8(codes + int64_t{t} * D + d, codes_of(storable(load(row + d)), s, z, bits));
   }
 }
 
 // A block of codes from [rows k * 2 + parity][columns], of the given strides.
-static void pack_block(const uint8_t* codes, int64_t row_stride, int64_t column_stride, int bits, uint8_t* to) {
+static void pack_block(const uint8_t* codes, int64_t row_stride, int64_t column_stride, int bits,
+                       uint8_t* to) {
   for (int c = 0; c < 16; ++c)
     for (int e = 0; e < 2; ++e) {
       const int w = 2 * c + e;
@@ -238,21 +254,24 @@ static void pack_block(const uint8_t* codes, int64_t row_stride, int64_t column_
     }
 }
 
-static void write_codes(const Cache& c, uint8_t* to, const float* keys, const float* values, uint8_t* codes) {
+static void write_codes(const Cache& c, uint8_t* to, const float* keys, const float* values,
+                        uint8_t* codes) {
   const int D = c.head_size, T = c.cold_tokens, bits = c.bits, block = 16 * bits;
   const ColdLayout layout{D, T, bits};
   quantize_keys(keys, T, D, bits, to + layout.key_scale(), to + layout.key_zero(), codes);
   uint8_t* out = to;
   for (int t = 0; t < T; t += 16)
-    for (int d = 0; d < D; d += 8, out += block) pack_block(codes + int64_t{t} * D + d, 1, D, bits, out);
+    for (int d = 0; d < D; d += 8, out += block)
+      pack_block(codes + int64_t{t} * D + d, 1, D, bits, out);
   quantize_values(values, T, D, bits, to + layout.value_scale(), to + layout.value_zero(), codes);
   out = to + layout.value_codes();
   for (int d = 0; d < D; d += 16)
-    for (int t = 0; t < T; t += 8, out += block) pack_block(codes + int64_t{t} * D + d, D, 1, bits, out);
+    for (int t = 0; t < T; t += 8, out += block)
+      pack_block(codes + int64_t{t} * D + d, D, 1, bits, out);
 }
 
-static void write_page(const Cache& c, int64_t page, int head, const float* keys, const float* values,
-                       uint8_t* codes) {
+static void write_page(const Cache& c, int64_t page, int head, const float* keys,
+                       const float* values, uint8_t* codes) {
   uint8_t* to = head_bytes_of(c, page, head);
   if (c.bits < 16) return write_codes(c, to, keys, values, codes);
   for (int t = 0; t < c.page; ++t)

@@ -30,11 +30,13 @@ struct FloatProduct {
   typedef float Element;
 
   template <int format, int rows, int columns>
-  EKV_INLINE void tile(const float* a, int64_t a_stride, const uint8_t* const* b, const uint8_t* const* ahead,
-                       int blocks, float* out, int64_t out_stride, bool add) {
+  EKV_INLINE void tile(const float* a, int64_t a_stride, const uint8_t* const* b,
+                       const uint8_t* const* ahead, int blocks, float* out, int64_t out_stride,
+                       bool add) {
     vf acc[rows][columns];
     for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < columns; ++c) acc[r][c] = add ? load(out + r * out_stride + 16 * c) : set1(0);
+      for (int c = 0; c < columns; ++c)
+        acc[r][c] = add ? load(out + r * out_stride + 16 * c) : set1(0);
     for (int i = 0; i < blocks; ++i) {
       for (int c = 0; c < columns; ++c) {
         vf block[8];
@@ -112,8 +114,8 @@ template <> struct PairBlock<kQ8> {
       // The look-up ignores the top bit of an index, which is the sign.
       const __m512i codes = _mm512_loadu_si512(from + 64 * half);
       const __m512i low = _mm512_permutex2var_epi8(low0, codes, low1);
-      const __m512i high = _mm512_ternarylogic_epi64(_mm512_permutex2var_epi8(high0, codes, high1), codes,
-                                                     sign, 0xf8); // a | (b & c)
+      const __m512i high = _mm512_ternarylogic_epi64(_mm512_permutex2var_epi8(high0, codes, high1),
+                                                     codes, sign, 0xf8); // a | (b & c)
       out[2 * half] = _mm512_unpacklo_epi8(low, high);
       out[2 * half + 1] = _mm512_unpackhi_epi8(low, high);
     }
@@ -126,7 +128,8 @@ struct PairProduct {
 
   template <int format, int rows, int columns>
   EKV_INLINE void tile(const uint16_t* a, int64_t a_stride, const uint8_t* const* b,
-                       const uint8_t* const* ahead, int blocks, float* out, int64_t out_stride, bool add) {
+                       const uint8_t* const* ahead, int blocks, float* out, int64_t out_stride,
+                       bool add) {
     __m512 acc[rows][columns];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r)
@@ -143,9 +146,10 @@ struct PairProduct {
         for (int k = 0; k < 4; ++k)
 #pragma GCC unroll 8
           for (int r = 0; r < rows; ++r)
-            acc[r][c] = _mm512_dpbf16_ps(acc[r][c],
-                                         (__m512bh)_mm512_set1_epi32(load_as<int>(a + r * a_stride + 8 * i + 2 * k)),
-                                         (__m512bh)block[k]);
+            acc[r][c] = _mm512_dpbf16_ps(
+                acc[r][c],
+                (__m512bh)_mm512_set1_epi32(load_as<int>(a + r * a_stride + 8 * i + 2 * k)),
+                (__m512bh)block[k]);
       }
     }
 #pragma GCC unroll 8
@@ -158,13 +162,16 @@ struct PairProduct {
 #endif
 
 template <class P, int format, int columns, int rows = kRows>
-static void rows_of_tile(const typename P::Element* a, int64_t a_stride, int count, const uint8_t* const* b,
-                         const uint8_t* const* ahead, int blocks, float* out, int64_t out_stride, bool add) {
-  for (; count >= rows; count -= rows, a += rows * a_stride, out += rows * out_stride, ahead = nullptr)
+static void rows_of_tile(const typename P::Element* a, int64_t a_stride, int count,
+                         const uint8_t* const* b, const uint8_t* const* ahead, int blocks,
+                         float* out, int64_t out_stride, bool add) {
+  for (; count >= rows;
+       count -= rows, a += rows * a_stride, out += rows * out_stride, ahead = nullptr)
     P::template tile<format, rows, columns>(a, a_stride, b, ahead, blocks, out, out_stride, add);
   if constexpr (rows > 1)
     if (count > 0)
-      rows_of_tile<P, format, columns, rows - 1>(a, a_stride, count, b, ahead, blocks, out, out_stride, add);
+      rows_of_tile<P, format, columns, rows - 1>(a, a_stride, count, b, ahead, blocks, out,
+                                                 out_stride, add);
 }
 
 // The right side: columns in blocks of 16, with a pointer for each to `blocks` blocks in a row; and
@@ -175,16 +182,17 @@ struct Columns {
   int count, blocks;
 };
 
-template <class P, int format>
-static void product(const typename P::Element* a, int64_t a_stride, int rows, const Columns& b, float* out,
-                    int64_t out_stride, bool add) {
+template <class P, int format> static void product(const typename P::Element* a, int64_t a_stride,
+                                                   int rows, const Columns& b, float* out,
+                                                   int64_t out_stride, bool add) {
   int c = 0;
   for (; c + kColumns <= b.count; c += kColumns)
-    rows_of_tile<P, format, kColumns>(a, a_stride, rows, b.from + c, b.ahead ? b.ahead + c : nullptr, b.blocks,
-                                      out + 16 * c, out_stride, add);
+    rows_of_tile<P, format, kColumns>(a, a_stride, rows, b.from + c,
+                                      b.ahead ? b.ahead + c : nullptr, b.blocks, out + 16 * c,
+                                      out_stride, add);
   for (; c < b.count; ++c)
-    rows_of_tile<P, format, 1>(a, a_stride, rows, b.from + c, b.ahead ? b.ahead + c : nullptr, b.blocks, out + 16 * c,
-                               out_stride, add);
+    rows_of_tile<P, format, 1>(a, a_stride, rows, b.from + c, b.ahead ? b.ahead + c : nullptr,
+                               b.blocks, out + 16 * c, out_stride, add);
 }
 
 } // namespace

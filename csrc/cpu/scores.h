@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention-free scores of the tokens of a segment, higher = keep; the formulas and their sources are
-// in entropykv_vllm/kernels/scores.
+// Attention-free scores of the tokens of a segment, higher = keep; the formulas and their sources
+// are in entropykv_vllm/kernels/scores.
 #pragma once
 
 #include "kernels.h"
@@ -23,7 +23,9 @@ static float dot(const float* a, const float* b, int n) {
   return sum(total);
 }
 
-static float length(const float* x, int n) { return clamp_length(dot(x, x, n)); }
+static float length(const float* x, int n) {
+  return clamp_length(dot(x, x, n));
+}
 
 // -cos(k, mean of the unit keys).
 static void keydiff(const float* keys, int tokens, int D, float* out) {
@@ -31,7 +33,8 @@ static void keydiff(const float* keys, int tokens, int D, float* out) {
   for (int t = 0; t < tokens; ++t) {
     const float* key = keys + int64_t{t} * D;
     out[t] = 1 / length(key, D);
-    for (int d = 0; d < D; d += 16) store(anchor + d, fma(load(key + d), set1(out[t]), load(anchor + d)));
+    for (int d = 0; d < D; d += 16)
+      store(anchor + d, fma(load(key + d), set1(out[t]), load(anchor + d)));
   }
   const float shrink = 1 / length(anchor, D);
   for (int t = 0; t < tokens; ++t) out[t] *= -shrink * dot(keys + int64_t{t} * D, anchor, D);
@@ -63,12 +66,15 @@ static void distinct_values(const float* keys, const float* values, int tokens, 
 static float random_score(const float* key, int D) {
   uint64_t mixed = 0;
   for (int d = 0; d < D; ++d)
-    mixed += uint64_t(int64_t{load_as<int32_t>(key + d)}) * (uint64_t(2 * d + 1) * 0x9E3779B97F4A7C15u);
-  for (int i = 0; i < 2; ++i) mixed = (mixed ^ uint64_t(int64_t(mixed) >> 33)) * 0xFF51AFD7ED558CCDu;
+    mixed +=
+        uint64_t(int64_t{load_as<int32_t>(key + d)}) * (uint64_t(2 * d + 1) * 0x9E3779B97F4A7C15u);
+  for (int i = 0; i < 2; ++i)
+    mixed = (mixed ^ uint64_t(int64_t(mixed) >> 33)) * 0xFF51AFD7ED558CCDu;
   return float((mixed >> 40) & 0xFFFFFF) / 16777216.0f;
 }
 
-static void score(int policy, const float* keys, const float* values, int tokens, int D, float* out) {
+static void score(int policy, const float* keys, const float* values, int tokens, int D,
+                  float* out) {
   if (policy == entropykv::kEntropykv) return distinct_values(keys, values, tokens, D, out);
   if (policy == entropykv::kKeydiff) return keydiff(keys, tokens, D, out);
   for (int t = 0; t < tokens; ++t) {

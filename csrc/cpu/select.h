@@ -9,8 +9,8 @@
 
 namespace entropykv {
 
-// Indices of the `keep` best in ascending order: the first `protect` always, then the highest scores,
-// of equal ones the earlier, and NaN last.
+// Indices of the `keep` best in ascending order: the first `protect` always, then the highest
+// scores, of equal ones the earlier, and NaN last.
 inline std::vector<int> best(const float* scores, int count, int keep, int protect) {
   std::vector<int> order(count);
   std::iota(order.begin(), order.end(), 0);

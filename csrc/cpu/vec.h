@@ -66,7 +66,9 @@ EKV_INLINE vu load_u16(const void* from) {
       __builtin_convertvector(load_as<ph>(static_cast<const char*>(from) + j * 2 * EKV_WIDTH), pu);
   return r;
 }
-EKV_INLINE void store(float* to, vf x) { EKV_EACH memcpy(to + j * EKV_WIDTH, &x.p[j], sizeof(pf)); }
+EKV_INLINE void store(float* to, vf x) {
+  EKV_EACH memcpy(to + j * EKV_WIDTH, &x.p[j], sizeof(pf));
+}
 EKV_INLINE void store_u16(void* to, vu x) {
   EKV_EACH {
     const ph low = __builtin_convertvector(x.p[j], ph);
@@ -74,10 +76,10 @@ EKV_INLINE void store_u16(void* to, vu x) {
   }
 }
 
-#define EKV_OPERATOR(type, op)                                                                      \
-  EKV_INLINE type operator op(type a, type b) {                                                      \
-    EKV_EACH a.p[j] = a.p[j] op b.p[j];                                                              \
-    return a;                                                                                        \
+#define EKV_OPERATOR(type, op)                                                                     \
+  EKV_INLINE type operator op(type a, type b) {                                                    \
+    EKV_EACH a.p[j] = a.p[j] op b.p[j];                                                            \
+    return a;                                                                                      \
   }
 EKV_OPERATOR(vf, +)
 EKV_OPERATOR(vf, -)
@@ -135,7 +137,7 @@ EKV_INLINE vf to_float(vu a) {
 }
 EKV_INLINE vu to_int(vf a) {
   vu r;
-  EKV_EACH r.p[j] = (pu)__builtin_convertvector(a.p[j], pi);
+  EKV_EACH r.p[j] = (pu) __builtin_convertvector(a.p[j], pi);
   return r;
 }
 
@@ -159,7 +161,8 @@ EKV_INLINE float largest(vf a) {
 EKV_INLINE vf rint(vf x) {
   const vf magic = set1(12582912.0f); // 1.5 * 2^23
   vf r = x + magic;
-  for (int j = 0; j < kParts; ++j) __asm__("" : "+m"(r.p[j])); // keep the compiler from taking it away again
+  for (int j = 0; j < kParts; ++j)
+    __asm__("" : "+m"(r.p[j])); // keep the compiler from taking it away again
   return r - magic;
 }
 
@@ -194,7 +197,9 @@ EKV_INLINE vf from_half(vu h) {
   const vf value = where_less(exponent, set1(31744.0f), magnitude, special);
   return as_float(as_bits(value) | ((h & set1u(0x8000)) << 16));
 }
-EKV_INLINE vf from_bf16(vu h) { return as_float(h << 16); }
+EKV_INLINE vf from_bf16(vu h) {
+  return as_float(h << 16);
+}
 EKV_INLINE vu to_bf16(vf x) {
   const vu bits = as_bits(x);
   const vu rounded = (bits + set1u(0x7fff) + ((bits >> 16) & set1u(1))) >> 16;
@@ -204,7 +209,9 @@ EKV_INLINE vu to_bf16(vf x) {
   return r;
 }
 
-EKV_INLINE float half_to_float(uint16_t h) { return static_cast<float>(load_as<_Float16>(&h)); }
+EKV_INLINE float half_to_float(uint16_t h) {
+  return static_cast<float>(load_as<_Float16>(&h));
+}
 EKV_INLINE uint16_t float_to_half(float x) {
   const _Float16 h = static_cast<_Float16>(x);
   return load_as<uint16_t>(&h);
