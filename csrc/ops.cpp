@@ -43,8 +43,10 @@ const T* integers(const Tensor& t, ScalarType type, int64_t dim, const char* nam
 }
 
 Cache cache_of(const Tensor& t, int64_t bits) {
-  STD_TORCH_CHECK(t.dim() == 4 && t.is_contiguous(),
-                  "entropykv: a cache is contiguous, [pages, heads, page, 2 * head size]");
+  STD_TORCH_CHECK(
+      t.dim() == 4 && t.stride(3) == 1 && t.stride(2) == t.size(3) &&
+          t.stride(1) == t.size(2) * t.size(3),
+      "entropykv: a cache is [pages, heads, page, 2 * head size], each page contiguous");
   STD_TORCH_CHECK(bits == 16 || bits == 8 || bits == 4,
                   "entropykv: cold pages have 16, 8 or 4 bits, not ", bits);
   Cache c{};
@@ -58,7 +60,7 @@ Cache cache_of(const Tensor& t, int64_t bits) {
       "entropykv: head sizes are multiples of 16 up to 256 and pages of 16 tokens, not ",
       c.head_size, " and ", c.page);
   c.head_bytes = head_bytes(c.head_size, c.page, item_bytes(c.type));
-  c.page_bytes = c.head_bytes * c.heads;
+  c.page_bytes = t.stride(0) * item_bytes(c.type);
   c.bits = int(bits);
   c.cold_tokens = capacity(c.head_size, c.page, item_bytes(c.type), c.bits);
   STD_TORCH_CHECK(c.cold_tokens > 0, "entropykv: pages of ", c.page, " tokens are too small for ",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops on pages in plain torch: what native kernels are held to, and what runs without them.
 
-`torch.ops.entropykv` has the same ops with the same arguments. Hot pages have the layout
-"entropykv" of `entropykv_vllm.kernels.layout`, cold ones the format of
-`entropykv_vllm.kernels.formats`. A cache is float32, bfloat16 or float16
-``[num_blocks, heads, page, 2 * head_size]``, and the bytes of a page's head are contiguous.
+`torch.ops.entropykv` has the same ops with the same arguments. Hot pages have the layout of
+`entropykv_vllm.kernels.layout`, cold ones the format of `entropykv_vllm.kernels.formats`. A cache
+is float32, bfloat16 or float16 ``[num_blocks, heads, page, 2 * head_size]``, and the bytes of a
+page's head are contiguous.
 """
 
 from itertools import pairwise

@@ -114,18 +114,28 @@ class Engine:
         return [list(outputs[f"p{i}"].outputs[0].token_ids) for i in range(len(prompts))]
 
 
-@pytest.fixture(scope="session")
-def engine():
+# LARA's tiers, so that several groups share the pool; and old pages in 4 bits.
+SETTINGS = {
+    "lara": {
+        "bits": 16,
+        "keep": KEEP,
+        "window": 256,
+        "interval": 512,
+        "lara_keep": 0.2,
+        "lara_window": 0.2,
+    },
+    "int4": {"preset": "long-context"},
+}
+
+
+@pytest.fixture(scope="session", params=SETTINGS)
+def engine(request):
     from vllm import LLM
 
     import entropykv_vllm
 
     options = engine_options(disable_log_stats=False)
-    # LARA's tiers, so that several groups share the pool.
-    lara = {"lara_keep": 0.2, "lara_window": 0.2}
-    settings = entropykv_vllm.engine_args(
-        "entropykv", bits=16, keep=KEEP, window=256, interval=512, **lara
-    )
+    settings = entropykv_vllm.engine_args("entropykv", **SETTINGS[request.param])
     return Engine(LLM(**options, **settings))
 
 
