@@ -22,13 +22,16 @@ DATA = {
 
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
+_AVX512_BF16 = [*_AVX512, "-mavx512vbmi", "-mavx512bf16"]
 
 #: One source per instruction set, chosen from at run time.
 ISA_FLAGS = {
     "csrc/cpu/isa_generic.cpp": [],
     "csrc/cpu/isa_avx2.cpp": _AVX2,
     "csrc/cpu/isa_avx512.cpp": _AVX512,
-    "csrc/cpu/isa_avx512_bf16.cpp": [*_AVX512, "-mavx512vbmi", "-mavx512bf16"],
+    "csrc/cpu/isa_avx512_bf16.cpp": _AVX512_BF16,
+    "csrc/cpu/isa_amx.cpp": [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"],
+    "csrc/cpu/isa_amx_emulated.cpp": _AVX512_BF16,
 }
 OTHER_SOURCES = ["csrc/cpu/dispatch.cpp", "csrc/ops.cpp"]
 

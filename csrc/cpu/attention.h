@@ -6,6 +6,9 @@
 
 #include "kernels.h"
 #include "product.h"
+#ifdef EKV_TILES
+#include "tiles.h"
+#endif
 
 namespace {
 
@@ -22,7 +25,11 @@ constexpr float kInfinity = __builtin_inff();
 
 #if EKV_PAIRS
 template <int format> struct ProductOf {
+#ifdef EKV_TILES
+  typedef TileProduct type;
+#else
   typedef PairProduct type;
+#endif
 };
 template <> struct ProductOf<kF32> {
   typedef FloatProduct type;
@@ -60,7 +67,7 @@ struct Scratch {
   alignas(64) float zero_sum[kMaxRows];
   alignas(64) uint8_t keys[kMaxTokens * kMaxHead * 4];
   alignas(64) uint8_t values[kMaxTokens * kMaxHead * 4];
-  alignas(64) uint8_t tail[kMaxHead / 16 * 512];
+  alignas(64) uint8_t tail[4 * kMaxHead / 16 * 512];
 };
 
 struct Rows {
@@ -129,8 +136,10 @@ template <class Element> static void plain_queries(Rows& rows) {
 }
 
 // Blocks with their codes turned into the elements of the product, once for many rows.
-template <class P, int format> static void expand(const uint8_t* from, int blocks, uint8_t* to) {
+template <int format>
+static void expand(const uint8_t* from, const uint8_t* ahead, int blocks, uint8_t* to) {
   for (int i = 0; i < blocks; ++i, from += block_bytes(format)) {
+    if (ahead) fetch<format>(ahead + int64_t{i} * block_bytes(format));
 #if EKV_PAIRS
     __m512i block[4];
     PairBlock<format>::load(from, block);
@@ -144,7 +153,12 @@ template <class P, int format> static void expand(const uint8_t* from, int block
 }
 
 constexpr int kExpanded = EKV_PAIRS ? kBf16 : kF32;
-constexpr int kFewRows = 2 * kRows;
+#ifdef EKV_TILES
+constexpr int kExpandRows = 1; // from how many rows on: tiles take no codes
+#else
+constexpr int kExpandRows = 2 * kRows + 1;
+#endif
+constexpr int kAheadRows = 2 * kRows; // up to how many rows memory is waited for
 
 template <int format> static void logits_of(Rows& rows, const Piece& piece, const Piece* next) {
   typedef typename ProductOf<format>::type P;
@@ -155,13 +169,13 @@ template <int format> static void logits_of(Rows& rows, const Piece& piece, cons
     const Columns keys{piece.keys, next ? next->keys : nullptr, tiles, D / 8};
     product<P, format>(factor, D, rows.count, keys, rows.s.logits, kMaxTokens, false);
   } else {
-    const bool many = rows.count > kFewRows;
+    const bool many = rows.count >= kExpandRows;
     const uint8_t* keys[kMaxTiles];
     for (int i = 0; i < tiles; ++i) {
       keys[i] = piece.keys[i];
       if (!many) continue;
       uint8_t* to = rows.s.keys + i * (D / 8) * block_bytes(kExpanded);
-      expand<P, format>(piece.keys[i], D / 8, to);
+      expand<format>(piece.keys[i], next ? next->keys[i] : nullptr, D / 8, to);
       keys[i] = to;
     }
     constexpr int per_group = entropykv::kGroup / 16;
@@ -261,47 +275,61 @@ template <int format> static void add_run(Rows& rows, const Run& run, const Run*
                      true);
 }
 
-// The block of a run that is only partly filled: what lies behind may be anything, NaN too.
-template <int format> static void add_tail(Rows& rows, const Run& run) {
-  const int item = format == kF32 ? 4 : 2, full = run.tokens / 8, left = run.tokens % 8;
-  uint8_t* tail = rows.s.tail;
+// Blocks of values that one instruction adds up: a token's place among them must not depend on how
+// many tokens there are yet.
+#ifdef EKV_TILES
+constexpr int kTogether = 4;
+#else
+constexpr int kTogether = 1;
+#endif
+
+// A run from block `first` on, of which the last is only partly filled: what lies behind may be
+// anything, NaN too.
+template <int format> static void add_tail(Rows& rows, const Run& run, int first) {
+  constexpr int item = format == kF32 ? 4 : 2, pair = 4 / item;
+  const int left = run.tokens - 8 * first, blocks = (left + 7) / 8;
+  const int whole = left / pair * 64; // bytes of the pair-rows that are filled
+  const int64_t stride = int64_t{blocks} * block_bytes(format);
   for (int c = 0; c < rows.head_size / 16; ++c) {
-    const uint8_t* from = run.values + c * run.stride + int64_t{full} * block_bytes(format);
-    uint8_t* to = tail + c * block_bytes(format);
-    memset(to, 0, block_bytes(format));
-    const int pair = 4 / item, rows_of_pairs = left / pair;
-    memcpy(to, from, rows_of_pairs * 64);
+    const uint8_t* from = run.values + c * run.stride + int64_t{first} * block_bytes(format);
+    uint8_t* to = rows.s.tail + c * stride;
+    memset(to, 0, stride);
+    memcpy(to, from, whole);
     if (left % pair)
-      for (int column = 0; column < 16; ++column)
-        memcpy(to + rows_of_pairs * 64 + column * 4, from + rows_of_pairs * 64 + column * 4, item);
+      for (int column = whole; column < whole + 64; column += 4)
+        memcpy(to + column, from + column, item);
   }
-  add_run<format>(rows, Run{tail, block_bytes(format), run.first + 8 * full, 8}, nullptr);
+  add_run<format>(rows, Run{rows.s.tail, stride, run.first + 8 * first, 8 * blocks}, nullptr);
+}
+
+template <int format> static void add_codes(Rows& rows, const Run& run, const Run* after) {
+  if (rows.count < kExpandRows) return add_run<format>(rows, run, after);
+  const int blocks = run.tokens / 8;
+  const int64_t stride = int64_t{blocks} * block_bytes(kExpanded);
+  for (int c = 0; c < rows.head_size / 16; ++c)
+    expand<format>(run.values + c * run.stride, after ? after->values + c * after->stride : nullptr,
+                   blocks, rows.s.values + c * stride);
+  add_run<kExpanded>(rows, Run{rows.s.values, stride, run.first, run.tokens}, nullptr);
 }
 
 template <int format> static void add_values(Rows& rows, const Piece& piece, const Piece* next) {
-  const int D = rows.head_size;
   for (int i = 0; i < piece.run_count; ++i) {
     const Run& run = piece.runs[i];
-    const int blocks = run.tokens / 8;
+    const Run* after = next && i < next->run_count ? &next->runs[i] : nullptr;
     if constexpr (quantized(format)) {
-      if (rows.count > kFewRows) {
-        typedef typename ProductOf<format>::type P;
-        const int64_t stride = int64_t{blocks} * block_bytes(kExpanded);
-        for (int c = 0; c < D / 16; ++c)
-          expand<P, format>(run.values + c * run.stride, blocks, rows.s.values + c * stride);
-        add_run<kExpanded>(rows, Run{rows.s.values, stride, run.first, run.tokens}, nullptr);
-        continue;
-      }
+      add_codes<format>(rows, run, after);
+    } else {
+      const bool partly = run.tokens % 8;
+      const int blocks = partly ? run.tokens / 8 / kTogether * kTogether : run.tokens / 8;
+      if (blocks) add_run<format>(rows, Run{run.values, run.stride, run.first, 8 * blocks}, after);
+      if (partly) add_tail<format>(rows, run, blocks);
     }
-    if (blocks) add_run<format>(rows, run, next && i < next->run_count ? &next->runs[i] : nullptr);
-    if constexpr (!quantized(format))
-      if (run.tokens % 8) add_tail<format>(rows, run);
   }
 }
 
 template <int format>
 static void step(Rows& rows, const Piece& piece, const Piece* next, bool causal) {
-  if (rows.count > kFewRows) next = nullptr; // there is enough to do while memory answers
+  if (rows.count > kAheadRows) next = nullptr; // there is enough to do while memory answers
   logits_of<format>(rows, piece, next);
   weights_of<format>(rows, piece, causal);
   add_values<format>(rows, piece, next);

@@ -4,12 +4,14 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace entropykv {
 
 extern const Kernels kGeneric;
 #if defined(__x86_64__)
-extern const Kernels kAvx2, kAvx512, kAvx512Bf16;
+extern const Kernels kAvx2, kAvx512, kAvx512Bf16, kAmx, kAmxEmulated;
 #endif
 
 namespace {
@@ -26,6 +28,16 @@ bool has_avx512() {
 bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512vbmi") &&
          __builtin_cpu_supports("avx512bf16");
+}
+// Linux hands out the tile registers on request only.
+bool has_amx() {
+#if defined(__linux__)
+  constexpr long request_permission = 0x1023, tile_data = 18;
+  return has_avx512_bf16() && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
 }
 #endif
 bool always() {
@@ -44,6 +56,7 @@ const Choice kChoices[] = {
     {"avx2", &kAvx2, has_avx2},
     {"avx512", &kAvx512, has_avx512},
     {"avx512_bf16", &kAvx512Bf16, has_avx512_bf16},
+    {"amx", &kAmx, has_amx},
 #endif
 };
 
@@ -66,6 +79,12 @@ const Kernels& kernels() {
 }
 
 bool set_isa(const char* name) {
+#if defined(__x86_64__)
+  if (strcmp(name, kAmxEmulated.name) == 0 && has_avx512_bf16()) {
+    current = &kAmxEmulated; // for tests, so never the best
+    return true;
+  }
+#endif
   const Kernels* found = best(*name ? name : getenv("ENTROPYKV_ISA"));
   if (*name && strcmp(found->name, name) != 0) return false;
   current = found;

@@ -28,6 +28,7 @@ template <int format> EKV_INLINE void fetch(const uint8_t* block) {
 // Rows of `a` as float32.
 struct FloatProduct {
   typedef float Element;
+  static constexpr bool in_tiles = false;
 
   template <int format, int rows, int columns>
   EKV_INLINE void tile(const float* a, int64_t a_stride, const uint8_t* const* b,
@@ -52,7 +53,6 @@ struct FloatProduct {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < columns; ++c) store(out + r * out_stride + 16 * c, acc[r][c]);
   }
-  static constexpr bool supports(int) { return true; }
 };
 
 #if EKV_PAIRS
@@ -125,6 +125,7 @@ template <> struct PairBlock<kQ8> {
 // Rows of `a` as bf16, two inner steps at a time.
 struct PairProduct {
   typedef uint16_t Element;
+  static constexpr bool in_tiles = false;
 
   template <int format, int rows, int columns>
   EKV_INLINE void tile(const uint16_t* a, int64_t a_stride, const uint8_t* const* b,
@@ -157,7 +158,6 @@ struct PairProduct {
 #pragma GCC unroll 2
       for (int c = 0; c < columns; ++c) _mm512_storeu_ps(out + r * out_stride + 16 * c, acc[r][c]);
   }
-  static constexpr bool supports(int format) { return format == kBf16 || quantized(format); }
 };
 #endif
 
@@ -185,14 +185,18 @@ struct Columns {
 template <class P, int format> static void product(const typename P::Element* a, int64_t a_stride,
                                                    int rows, const Columns& b, float* out,
                                                    int64_t out_stride, bool add) {
-  int c = 0;
-  for (; c + kColumns <= b.count; c += kColumns)
-    rows_of_tile<P, format, kColumns>(a, a_stride, rows, b.from + c,
-                                      b.ahead ? b.ahead + c : nullptr, b.blocks, out + 16 * c,
-                                      out_stride, add);
-  for (; c < b.count; ++c)
-    rows_of_tile<P, format, 1>(a, a_stride, rows, b.from + c, b.ahead ? b.ahead + c : nullptr,
-                               b.blocks, out + 16 * c, out_stride, add);
+  if constexpr (P::in_tiles) {
+    P::run(a, a_stride, rows, b, out, out_stride, add);
+  } else {
+    int c = 0;
+    for (; c + kColumns <= b.count; c += kColumns)
+      rows_of_tile<P, format, kColumns>(a, a_stride, rows, b.from + c,
+                                        b.ahead ? b.ahead + c : nullptr, b.blocks, out + 16 * c,
+                                        out_stride, add);
+    for (; c < b.count; ++c)
+      rows_of_tile<P, format, 1>(a, a_stride, rows, b.from + c, b.ahead ? b.ahead + c : nullptr,
+                                 b.blocks, out + 16 * c, out_stride, add);
+  }
 }
 
 } // namespace
