@@ -135,7 +135,12 @@ class AbiWheel(bdist_wheel):
         super().finalize_options()
 
 
-setup(
-    ext_modules=kernels(),
-    cmdclass={"build_py": BuildWithData, "build_ext": BuildKernels, "bdist_wheel": AbiWheel},
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=kernels(),
+        cmdclass={
+            "build_py": BuildWithData,
+            "build_ext": BuildKernels,
+            "bdist_wheel": AbiWheel,
+        },
+    )
