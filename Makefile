@@ -101,6 +101,10 @@ needle: model ## measure how well facts survive in long contexts
 bench-concurrency: model ## measure how many requests fit into the same memory
 	$(BIN)/entropykv bench-concurrency $(BENCH_ARGS)
 
+.PHONY: bench-kernels
+bench-kernels: env ## measure our CPU kernels against vLLM's
+	$(BIN)/entropykv bench-kernels $(BENCH_ARGS)
+
 .PHONY: test
 test: model ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -20,6 +20,10 @@ ELSEWHERE = {
         "entropykv_vllm.evaluation.concurrency",
         "measure how many requests fit into the same memory",
     ),
+    "bench-kernels": (
+        "entropykv_vllm.evaluation.kernel_bench",
+        "measure our kernels against vLLM's, on CPUs",
+    ),
 }
 
 # What shells report for a command that Ctrl-C ended.

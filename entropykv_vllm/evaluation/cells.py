@@ -58,8 +58,9 @@ def run(
     spec: Mapping[str, Any],
     result: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    settings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the result of a cell, running it if need be.
+    """Return the result of a cell, running it if need be; `settings` go into its environment.
 
     Raises:
         RuntimeError: if the process fails; the end of its log is in the text.
@@ -69,10 +70,8 @@ def run(
     result.parent.mkdir(parents=True, exist_ok=True)
     log = result.with_suffix(".log")
     command = [sys.executable, "-m", module, json.dumps(spec), str(result)]
-    with (
-        log.open("w") as sink,
-        started(command, environment(spec["policy"]), subprocess.PIPE) as child,
-    ):
+    env = {**environment(spec["policy"]), **(settings or {})}
+    with log.open("w") as sink, started(command, env, subprocess.PIPE) as child:
         _follow(child, sink, progress)
     if (new := stored(spec, result)) is None:
         tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
