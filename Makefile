@@ -21,6 +21,7 @@ SERVE_ARGS ?=
 PYTEST_ARGS ?=
 NEEDLE_ARGS ?=
 BENCH_ARGS ?=
+MEMORY_ARGS ?=
 DEMO_ARGS ?=
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
@@ -57,7 +58,7 @@ help: ## list the targets
 	@echo 'variables: PYTHON=$(PYTHON) HOST=$(HOST) PORT=$(PORT) KV_EVICTION=$(KV_EVICTION)'
 	@echo '           KV_CONFIG=$(KV_CONFIG) OMP_NUM_THREADS=$(OMP_NUM_THREADS)' \
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
-	@echo '           SERVE_ARGS PYTEST_ARGS NEEDLE_ARGS BENCH_ARGS DEMO_ARGS (handed on)'
+	@echo '           SERVE_ARGS PYTEST_ARGS NEEDLE_ARGS BENCH_ARGS MEMORY_ARGS DEMO_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -104,6 +105,14 @@ bench-concurrency: model ## measure how many requests fit into the same memory
 .PHONY: bench-kernels
 bench-kernels: env ## measure our CPU kernels against vLLM's
 	$(BIN)/entropykv bench-kernels $(BENCH_ARGS)
+
+.PHONY: bench-decode
+bench-decode: env ## measure how fast tokens are decoded after long prompts
+	$(BIN)/entropykv bench-decode $(BENCH_ARGS)
+
+.PHONY: memory
+memory: env ## measure the KV memory that a request takes
+	$(BIN)/entropykv memory $(MEMORY_ARGS)
 
 .PHONY: test
 test: model ## run all tests

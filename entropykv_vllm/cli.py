@@ -24,6 +24,11 @@ ELSEWHERE = {
         "entropykv_vllm.evaluation.kernel_bench",
         "measure our kernels against vLLM's, on CPUs",
     ),
+    "memory": ("entropykv_vllm.evaluation.memory", "measure the KV memory that a request takes"),
+    "bench-decode": (
+        "entropykv_vllm.evaluation.decode_bench",
+        "measure how fast tokens are decoded after long prompts",
+    ),
 }
 
 # What shells report for a command that Ctrl-C ended.

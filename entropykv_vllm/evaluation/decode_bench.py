@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv bench-decode`: how fast are tokens decoded after long prompts?
+
+Each preset and stock vLLM (without the plugin) decode the same prompts with the same model of
+random weights, in a pool of as many bytes. Only steps in which all requests of a batch decode
+are timed; the time to read the prompts, and the share of it that moving pages takes, stand beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation import cells, dummy, pool, presets, table
+from entropykv_vllm.evaluation.decode_cell import WARM_UP_STEPS
+
+STOCK = "stock vLLM"
+
+# The layers of SmolLM2-135M, of which the model takes a few.
+SMOLLM2 = {"query_heads": 9, "kv_heads": 3, "head_size": 64, "hidden": 576, "mlp": 1536}
+SMOLLM2_LAYERS, SMOLLM2_VOCABULARY = 30, 49_152
+
+# Fewer tokens than any setting reads of a request in a step.
+STEP_TOKENS = 128
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(
+        prog="entropykv bench-decode", description=(__doc__ or "").split("\n")[0]
+    )
+    p.add_argument("--tokens", type=int, default=8192, help="prompt length (default: 8192)")
+    p.add_argument("--batches", default="1,4,16", help="requests at a time (default: %(default)s)")
+    p.add_argument("--presets", default=",".join(presets.PRESETS), help="default: %(default)s")
+    p.add_argument("--steps", type=int, default=32, help="steps to time (default: 32)")
+    p.add_argument("--layers", type=int, default=6, help="layers of the model (default: 6)")
+    p.add_argument("--repeats", type=int, default=1)
+    p.add_argument("--engine", default="{}", help="more vLLM arguments for all, as JSON")
+    p.add_argument("--out", type=Path, default=Path("results/decode"))
+    return p
+
+
+def settings(args: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return `name -> (policy, eviction settings)` of all that are compared, stock vLLM first."""
+    return {STOCK: ("none", {}), **presets.chosen(args.presets)}
+
+
+def model(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the `config.json` of the model.
+
+    The vocabulary shrinks with the layers, so that it takes the share of a step that it has in
+    the whole model.
+    """
+    return dummy.llama(
+        **SMOLLM2,
+        layers=args.layers,
+        vocabulary=math.ceil(SMOLLM2_VOCABULARY * args.layers / SMOLLM2_LAYERS / 64) * 64,
+        positions=2 * args.tokens + 4096,
+    )
+
+
+def longest(args: argparse.Namespace, batch: int) -> int:
+    """Return a length that no request reaches, though the first answer while the last are read."""
+    reading = batch * math.ceil(args.tokens / STEP_TOKENS)
+    return min(args.tokens + reading + args.steps + WARM_UP_STEPS, 2 * args.tokens + 4096)
+
+
+def spec(
+    args: argparse.Namespace, folder: str, name: str, batch: int, repeat: int
+) -> dict[str, Any]:
+    """Return what decides the result of a cell. The pool has room for full caches."""
+    policy, eviction = settings(args)[name]
+    length = longest(args, batch)
+    shape = pool.shape(folder, dummy.DTYPE)
+    return {
+        "name": name,
+        "policy": policy,
+        "eviction": eviction,
+        "model": folder,
+        "config": model(args),
+        "tokens": args.tokens,
+        "batch": batch,
+        "steps": args.steps,
+        "repeat": repeat,
+        "engine": {
+            **dummy.ENGINE,
+            "max_model_len": length,
+            "max_num_seqs": batch,
+            "kv_cache_memory_bytes": pool.pool_bytes(shape, batch * (length + 128)),
+            **json.loads(args.engine),
+        },
+    }
+
+
+def turns(names: list[str], batches: list[int], repeats: int) -> list[tuple[int, str, int]]:
+    """Return the order of the cells: every other repeat the other way round against drift."""
+    return [
+        (batch, name, repeat)
+        for repeat in range(repeats)
+        for batch in batches
+        for name in names[:: (-1) ** repeat]
+    ]
+
+
+def median(results: list[dict[str, Any]], batch: int, name: str, value: str) -> float:
+    """Return the median of a value over the repeats."""
+    return statistics.median(
+        r[value] for r in results if (r["spec"]["batch"], r["spec"]["name"]) == (batch, name)
+    )
+
+
+HEADER = [
+    "setting",
+    "batch",
+    "tokens/s",
+    "× stock",
+    "step in ms",
+    "prompts read in s",
+    "× stock",
+    "moving pages % of it",
+]
+
+
+def rows(results: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the table, batch by batch: medians, and ratios to stock vLLM's."""
+    pairs = dict.fromkeys((r["spec"]["batch"], r["spec"]["name"]) for r in results)
+    ordered = sorted(pairs, key=lambda pair: (pair[0], pair[1] != STOCK))
+    return [_row(results, batch, name) for batch, name in ordered]
+
+
+def _row(results: list[dict[str, Any]], batch: int, name: str) -> list[str]:
+    speed, step, read, moving = (
+        median(results, batch, name, value)
+        for value in ("tokens/s", "step seconds", "reading seconds", "moving share")
+    )
+    return [
+        name,
+        f"{batch}",
+        f"{speed:.1f}",
+        f"{speed / median(results, batch, STOCK, 'tokens/s'):.2f}",
+        f"{1000 * step:.1f}",
+        f"{read:.1f}",
+        f"{read / median(results, batch, STOCK, 'reading seconds'):.2f}",
+        "–" if name == STOCK else f"{100 * moving:.2f}",
+    ]
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all cells by turns."""
+    from tqdm import tqdm
+
+    folder = dummy.write(model(args), (args.out / "model").absolute())
+    batches = [int(batch) for batch in args.batches.split(",")]
+    jobs = tqdm(turns(list(settings(args)), batches, args.repeats), unit="cell")
+    results = []
+    for batch, name, repeat in jobs:
+        jobs.set_description(f"{name}, batch {batch}")
+        results.append(
+            cells.run(
+                "entropykv_vllm.evaluation.decode_cell",
+                spec(args, folder, name, batch, repeat),
+                args.out / f"{name.replace(' ', '-')}-{batch}-{repeat}.json",
+            )
+        )
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    args = parser().parse_args(argv)
+    results = measure(args)
+    title = (
+        f"Decoding after prompts of {args.tokens} tokens: {args.layers} layers of SmolLM2-135M, "
+        f"bfloat16, median of {args.steps} steps and {args.repeats} repeats"
+    )
+    text = f"{title}\n\n{table.render(HEADER, rows(results))}"
+    print(f"\n{text}")
+    (args.out / "table.md").write_text(text + "\n")
+    (args.out / "table.json").write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of random weights: a `config.json` is all there is, so nothing is downloaded.
+
+What a KV cache weighs and what a step costs depend on the shape of a model, not on its weights.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+DTYPE = "bfloat16"
+
+# The engine's arguments for such a model. It has no tokenizer: prompts are token ids.
+ENGINE = {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": DTYPE}
+
+
+def llama(
+    *,
+    layers: int,
+    query_heads: int,
+    kv_heads: int,
+    head_size: int,
+    hidden: int,
+    mlp: int,
+    vocabulary: int,
+    positions: int,
+) -> dict[str, Any]:
+    """Return the `config.json` of a model of Llama's architecture."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": DTYPE,
+        "num_hidden_layers": layers,
+        "num_attention_heads": query_heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_size,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": True,
+    }
+
+
+def write(config: dict[str, Any], folder: Path) -> str:
+    """Make the folder of a model; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    return str(folder)
+
+
+def prompts(count: int, tokens: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
+    """Return prompts of random tokens, so that no two share a prefix."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, vocabulary) for _ in range(tokens)] for _ in range(count)]

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv memory`: the KV memory that a request takes, counted by vLLM's page pool.
+
+A model of random weights and real attention shape reads one prompt and decodes, and after each
+step the pages in use are read from vLLM's gauge. Nothing here comes from a plan but the column
+that says so, against which the measured peak is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation import cells, dummy, pool, presets, table
+
+# Settings of the grid besides keep and bits. The segment is whole pages of any bits, so all hold
+# equally many new tokens, and only what is left of the old ones differs.
+GRID = {"window": 256, "segment": 448, "interval": 448}
+VOCABULARY = 512
+HIDDEN = 256  # small: pages do not depend on it
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(prog="entropykv memory", description=(__doc__ or "").split("\n")[0])
+    p.add_argument("--tokens", default="8192,32768", help="prompt lengths (default: %(default)s)")
+    p.add_argument("--decode", type=int, default=512, help="tokens to decode (default: 512)")
+    p.add_argument("--presets", default=",".join(presets.PRESETS), help="default: %(default)s")
+    p.add_argument(
+        "--grid", default="1,0.5,0.25x16,8,4", help="KEEPSxBITS (default: %(default)s); '' for none"
+    )
+    p.add_argument("--layers", type=int, default=2)
+    p.add_argument("--kv-heads", type=int, default=8)
+    p.add_argument("--query-heads", type=int, default=32, help="fewer are faster, in equal memory")
+    p.add_argument("--head-size", type=int, default=128)
+    p.add_argument("--engine", default="{}", help="more vLLM arguments, as JSON")
+    p.add_argument("--out", type=Path, default=Path("results/memory"))
+    return p
+
+
+def grid(text: str) -> list[tuple[float, int]]:
+    """Return the pairs of keep ratio and bits of a text such as `1,0.5x16,4`."""
+    if not text:
+        return []
+    keeps, _, bits = text.partition("x")
+    return [(float(keep), int(number)) for keep in keeps.split(",") for number in bits.split(",")]
+
+
+def settings(args: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return `name -> (policy, eviction settings)` of all rows: presets, then the grid."""
+    return presets.chosen(args.presets) | {
+        f"keep {keep:g}, {bits} bits": ("entropykv", {**GRID, "keep": keep, "bits": bits})
+        for keep, bits in grid(args.grid)
+    }
+
+
+def model(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the `config.json` of the model."""
+    return dummy.llama(
+        layers=args.layers,
+        query_heads=args.query_heads,
+        kv_heads=args.kv_heads,
+        head_size=args.head_size,
+        hidden=HIDDEN,
+        mlp=HIDDEN,
+        vocabulary=VOCABULARY,
+        positions=40_960,
+    )
+
+
+def spec(args: argparse.Namespace, folder: str, name: str, tokens: int) -> dict[str, Any]:
+    """Return what decides the result of a cell. The pool has room for a full cache."""
+    policy, eviction = settings(args)[name]
+    length = tokens + args.decode + 2  # see memory_cell
+    return {
+        "name": name,
+        "policy": policy,
+        "eviction": eviction,
+        "model": folder,
+        "config": model(args),
+        "tokens": tokens,
+        "decode": args.decode,
+        "engine": {
+            **dummy.ENGINE,
+            "max_model_len": length,
+            "max_num_seqs": 1,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": pool.pool_bytes(pool.shape(folder, dummy.DTYPE), length),
+            **json.loads(args.engine),
+        },
+    }
+
+
+HEADER = [
+    "setting",
+    "tokens",
+    "after the prompt %",
+    "mean of decoding %",
+    "peak %",
+    "times smaller",
+    "bytes a token",
+    "peak pages",
+    "planned",
+]
+
+
+def rows(results: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the table, in percent of a full cache of 16 bits."""
+    return [
+        [
+            r["spec"]["name"],
+            f"{r['spec']['tokens']}",
+            *(f"{100 * r[part]['ratio']:.1f}" for part in ("prompt", "decode", "peak")),
+            f"{1 / r['decode']['ratio']:.2f}",
+            f"{r['decode']['bytes a token']:.0f}",
+            f"{r['peak']['pages']}",
+            f"{r['planned peak pages']}",
+        ]
+        for r in results
+    ]
+
+
+GRID_TITLE = (
+    "Evicted and then quantized, mean of decoding. The newest tokens are neither, so both effects "
+    "multiply for what is older: see what is added from one length to another"
+)
+GRID_HEADER = ["keep", "bits", "tokens", "measured %", "product of both alone %", "times smaller"]
+
+
+def grid_ratios(results: list[dict[str, Any]]) -> dict[tuple[float, int, str], float]:
+    """Return the share of a full cache by keep, bits and tokens.
+
+    With several lengths, also of what the longest adds to the shortest: there the newest tokens,
+    which are neither evicted nor quantized, do not count.
+    """
+    of: dict[tuple[float, int], list[dict[str, Any]]] = {}
+    for r in results:
+        if "preset" not in (eviction := r["spec"]["eviction"]):
+            of.setdefault((eviction["keep"], eviction["bits"]), []).append(r)
+    ratios = {
+        (*pair, str(r["spec"]["tokens"])): r["decode"]["ratio"] for pair in of for r in of[pair]
+    }
+    return ratios | {
+        (*pair, f"{some[0]['spec']['tokens']} to {some[-1]['spec']['tokens']}"): added(some)
+        for pair, some in of.items()
+        if len(some) > 1
+    }
+
+
+def added(results: list[dict[str, Any]]) -> float:
+    """Return what each token from the first length to the last takes, over a full token's bytes."""
+    first, last = results[0], results[-1]
+    held = last["decode"]["bytes"] - first["decode"]["bytes"]
+    tokens = last["spec"]["tokens"] - first["spec"]["tokens"]
+    return held / (tokens * first["token bytes of a full cache"])
+
+
+def grid_rows(results: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the grid: eviction and quantization together, and each one alone."""
+    ratios = grid_ratios(results)
+    return [
+        [
+            f"{keep:g}",
+            f"{bits}",
+            tokens,
+            f"{100 * ratio:.1f}",
+            product(ratios.get((keep, 16, tokens)), ratios.get((1.0, bits, tokens))),
+            f"{1 / ratio:.2f}" if ratio > 0 else "–",
+        ]
+        for (keep, bits, tokens), ratio in ratios.items()
+    ]
+
+
+def product(evicted: float | None, quantized: float | None) -> str:
+    """Return the product of the two single effects in percent, if both were measured."""
+    return "–" if evicted is None or quantized is None else f"{100 * evicted * quantized:.1f}"
+
+
+def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Run all cells; return the results and how many failed, which are reported."""
+    from tqdm import tqdm
+
+    folder = dummy.write(model(args), (args.out / "model").absolute())
+    lengths = sorted(int(tokens) for tokens in args.tokens.split(","))
+    results, failed = [], 0
+    jobs = tqdm([(name, tokens) for tokens in lengths for name in settings(args)], unit="cell")
+    for name, tokens in jobs:
+        jobs.set_description(f"{name}, {tokens}")
+        slug = f"{name.replace(', ', '-').replace(' ', '')}-{tokens}.json"
+        cell = spec(args, folder, name, tokens)
+        try:
+            results.append(
+                cells.run("entropykv_vllm.evaluation.memory_cell", cell, args.out / slug)
+            )
+        except RuntimeError as error:
+            tqdm.write(str(error), file=sys.stderr)
+            failed += 1
+    return results, failed
+
+
+def report(args: argparse.Namespace, results: list[dict[str, Any]]) -> str:
+    """Return what is printed and kept: the table of all settings and that of the grid."""
+    parts = [
+        f"KV pages of one request, {args.layers} layers of {args.kv_heads} KV heads of "
+        f"{args.head_size}, bfloat16, {args.decode} tokens decoded; in % of a full cache of 16 "
+        "bits of the same tokens",
+        table.render(HEADER, rows(results)),
+    ]
+    if lines := grid_rows(results):
+        parts += [GRID_TITLE, table.render(GRID_HEADER, lines)]
+    return "\n\n".join(parts)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    args = parser().parse_args(argv)
+    results, failed = measure(args)
+    if not results:
+        return 1
+    text = report(args, results)
+    print(f"\n{text}")
+    (args.out / "table.md").write_text(text + "\n")
+    summary = [{k: v for k, v in r.items() if k != "pages of each step"} for r in results]
+    (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
