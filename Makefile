@@ -20,6 +20,8 @@ SERVE_ARGS ?=
 # More arguments for the other commands.
 PYTEST_ARGS ?=
 NEEDLE_ARGS ?=
+QUALITY_ARGS ?=
+QUANTIZATION_ARGS ?=
 BENCH_ARGS ?=
 MEMORY_ARGS ?=
 DEMO_ARGS ?=
@@ -58,7 +60,8 @@ help: ## list the targets
 	@echo 'variables: PYTHON=$(PYTHON) HOST=$(HOST) PORT=$(PORT) KV_EVICTION=$(KV_EVICTION)'
 	@echo '           KV_CONFIG=$(KV_CONFIG) OMP_NUM_THREADS=$(OMP_NUM_THREADS)' \
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
-	@echo '           SERVE_ARGS PYTEST_ARGS NEEDLE_ARGS BENCH_ARGS MEMORY_ARGS DEMO_ARGS (handed on)'
+	@echo '           SERVE_ARGS PYTEST_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS BENCH_ARGS' \
+		'MEMORY_ARGS DEMO_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -97,6 +100,14 @@ demo: model ## show what eviction saves, on one long prompt
 .PHONY: needle
 needle: model ## measure how well facts survive in long contexts
 	$(BIN)/entropykv needle $(NEEDLE_ARGS)
+
+.PHONY: quality
+quality: model ## measure how far next-token distributions are from the full cache
+	$(BIN)/entropykv quality $(QUALITY_ARGS)
+
+.PHONY: quantization
+quantization: model ## compare ways to store the cache in 8 or 4 bits
+	$(BIN)/entropykv quantization $(QUANTIZATION_ARGS)
 
 .PHONY: bench-concurrency
 bench-concurrency: model ## measure how many requests fit into the same memory

@@ -16,6 +16,14 @@ from entropykv_vllm.version import __version__
 ELSEWHERE = {
     "plan": ("entropykv_vllm.plan.show", "show what settings keep: tiers, windows, pages"),
     "needle": ("entropykv_vllm.evaluation.needle", "measure how facts survive in long contexts"),
+    "quality": (
+        "entropykv_vllm.evaluation.quality",
+        "measure how far next-token distributions are from the full cache",
+    ),
+    "quantization": (
+        "entropykv_vllm.evaluation.quantization",
+        "compare ways to store the cache in 8 or 4 bits",
+    ),
     "bench-concurrency": (
         "entropykv_vllm.evaluation.concurrency",
         "measure how many requests fit into the same memory",
