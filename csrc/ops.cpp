@@ -295,7 +295,8 @@ struct Moves {
   int64_t count;
   int from, into; // pages of a move
   int policy;
-  int run; // tokens that stay or go together
+  int run;       // tokens that stay or go together
+  int from_bits; // of the pages that are read, 16 for hot ones
 };
 
 Moves moves_of(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
@@ -314,6 +315,7 @@ Moves moves_of(const Tensor& cache, const Tensor& src, const Tensor& dst, const 
   m.into = int(dst.size(1));
   m.policy = policy_of(policy);
   m.run = 1;
+  m.from_bits = 16;
   for (const Tensor* t : {&src, &dst})
     for (int64_t i = 0; i < t->numel(); ++i) {
       const int64_t page = static_cast<const int64_t*>(t->const_data_ptr())[i];
@@ -328,7 +330,8 @@ struct Tokens {
   std::vector<float> keys, values, scores, kept_keys, kept_values;
   std::vector<uint8_t> codes;
 
-  void read_hot(const Moves& m, int64_t move, int head) {
+  void read(const Moves& m, int64_t move, int head) {
+    if (m.from_bits < 16) return read_cold(m, move, head);
     const size_t n = size_t(m.from) * m.cache.page;
     keys.resize(n * m.cache.head_size);
     values.resize(n * m.cache.head_size);
@@ -377,7 +380,7 @@ void collapse_heads(const Moves& m) {
   for_each(m.cache.heads, [&](int64_t head) {
     Tokens& t = tokens_of_thread;
     for (int64_t move = 0; move < m.count; ++move) {
-      t.read_hot(m, move, int(head));
+      t.read(m, move, int(head));
       t.score(m);
       t.take(choose(m, move, t.scores), m.cache.head_size);
       t.write(m, move, int(head));
@@ -387,12 +390,13 @@ void collapse_heads(const Moves& m) {
 
 // One choice for all heads: the sum of their standardized scores.
 void collapse_layer(const Moves& m) {
-  const int tokens = m.from * m.cache.page, heads = m.cache.heads;
+  const int tokens = m.from * (m.from_bits < 16 ? m.cache.cold_tokens : m.cache.page);
+  const int heads = m.cache.heads;
   std::vector<float> all(size_t(heads) * tokens), total(tokens);
   for (int64_t move = 0; move < m.count; ++move) {
     for_each(heads, [&](int64_t head) {
       Tokens& t = tokens_of_thread;
-      t.read_hot(m, move, int(head));
+      t.read(m, move, int(head));
       t.score(m);
       standardize(t.scores.data(), tokens);
       std::copy(t.scores.begin(), t.scores.end(), all.begin() + head * tokens);
@@ -403,7 +407,7 @@ void collapse_layer(const Moves& m) {
     const std::vector<int> best = choose(m, move, total);
     for_each(heads, [&](int64_t head) {
       Tokens& t = tokens_of_thread;
-      t.read_hot(m, move, int(head));
+      t.read(m, move, int(head));
       t.take(best, m.cache.head_size);
       t.write(m, move, int(head));
     });
@@ -411,10 +415,15 @@ void collapse_layer(const Moves& m) {
 }
 
 void collapse(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
-              std::string policy, std::string granularity, std::string scope, int64_t bits) {
+              std::string policy, std::string granularity, std::string scope, int64_t from_bits,
+              int64_t bits) {
   Moves m = moves_of(cache, src, dst, sinks, policy, bits);
-  STD_TORCH_CHECK(m.into * m.cache.cold_tokens <= m.from * m.cache.page, "entropykv: ", m.from,
-                  " hot pages do not fill ", m.into, " cold ones");
+  STD_TORCH_CHECK(from_bits == 16 || from_bits == bits, "entropykv: pages of ", from_bits,
+                  " bits cannot become pages of ", bits);
+  m.from_bits = int(from_bits);
+  const int read = from_bits < 16 ? m.cache.cold_tokens : m.cache.page;
+  STD_TORCH_CHECK(m.into * m.cache.cold_tokens <= m.from * read, "entropykv: ", m.from,
+                  " pages do not fill ", m.into, " cold ones");
   STD_TORCH_CHECK((granularity == "token" || granularity == "block") &&
                       (scope == "head" || scope == "layer"),
                   "entropykv: granularity is token or block and scope is head or layer");
@@ -428,6 +437,7 @@ void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tenso
   Moves m = moves_of(cache, src, dst, sinks, policy, bits);
   const Cache& c = m.cache;
   m.run = c.cold_tokens;
+  m.from_bits = c.bits;
   for_each(c.heads, [&](int64_t head) {
     Tokens& t = tokens_of_thread;
     std::vector<uint8_t> kept(size_t(m.into) * c.head_bytes);
@@ -435,7 +445,7 @@ void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tenso
       return c.data + page * c.page_bytes + head * c.head_bytes;
     };
     for (int64_t move = 0; move < m.count; ++move) {
-      t.read_cold(m, move, int(head));
+      t.read(m, move, int(head));
       t.score(m);
       const std::vector<int> best = choose(m, move, t.scores);
       for (int i = 0; i < m.into; ++i)
@@ -469,8 +479,7 @@ STABLE_TORCH_LIBRARY(entropykv, m) {
         "Tensor cold, "
         "Tensor hot, int bits, float scale, float softcap, Tensor? sinks) -> ()");
   m.def("collapse(Tensor(a!) cache, Tensor src, Tensor dst, Tensor sinks, str policy, str "
-        "granularity, str scope, "
-        "int bits) -> ()");
+        "granularity, str scope, int from_bits, int bits) -> ()");
   m.def("drop(Tensor(a!) cache, Tensor src, Tensor dst, Tensor sinks, str policy, int bits) -> ()");
   m.def("use_isa(str name) -> bool");
   m.def("isa() -> str");

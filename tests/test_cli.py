@@ -136,7 +136,7 @@ def test_plan_takes_single_settings(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--page", "64"], "interval must be a multiple of the page size"),
+        (["--config.segment", "100"], "segment must be whole pages"),
         (["--config.keep", "2"], "keep is 2: input should be less than or equal to 1"),
         (["--config.keep"], "unrecognized arguments: --config.keep"),
         (["--nonsense", "3"], "unrecognized arguments: --nonsense 3"),

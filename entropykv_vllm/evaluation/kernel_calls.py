@@ -144,7 +144,7 @@ def collapse(shape: Shape, kind: Format, tokens: int, megabytes: float, huge: bo
 
     def call(i: int) -> None:
         pages = source[i % count], target[i % count], sinks
-        torch.ops.entropykv.collapse(cache, *pages, "entropykv", "token", "head", kind.bits)
+        torch.ops.entropykv.collapse(cache, *pages, "entropykv", "token", "head", 16, kind.bits)
 
     read = moves * hot * shape.page_bytes(kind.page)
     return Contender("collapse", call, cache, read, moves * hot * kind.page)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.config.settings import load
 from entropykv_vllm.evaluation import (
     cells,
     corpus,
@@ -26,6 +27,7 @@ from entropykv_vllm.evaluation import (
     table,
 )
 from entropykv_vllm.evaluation.needle_cell import ANSWER_TOKENS
+from entropykv_vllm.evaluation.presets import chosen
 from entropykv_vllm.evaluation.prompts import QUESTION
 from entropykv_vllm.model.fetch import NAME
 
@@ -39,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
     p.add_argument("--policies", default=",".join(engines.POLICIES), help="default: %(default)s")
     p.add_argument("--keeps", default="0.75,0.5,0.25", help="shares of the old tokens to keep")
+    p.add_argument("--presets", default="", help="presets to measure too, in a bfloat16 cache")
     p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
     p.add_argument("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
     p.add_argument("--depths", default="0,1", help="where needles lie, of 0,1 (default: all over)")
@@ -86,6 +89,26 @@ def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:
     }
 
 
+def grid(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """Return the cells of policies and keep ratios, by name."""
+    return [
+        (f"{policy}-{float(keep):g}", spec(args, policy, float(keep)))
+        for policy in args.policies.split(",")
+        for keep in args.keeps.split(",")
+        if policy not in ("none", "")
+    ]
+
+
+def presets(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """Return the cells of presets, by name: as they are, and with a cache of 16 bits."""
+    found = []
+    for name, (policy, eviction) in chosen(args.presets).items():
+        cell = spec(args, policy, load(policy, name).keep)
+        cell["engine"]["kv_cache_dtype"] = "bfloat16"
+        found.append((name, {**cell, "eviction": eviction}))
+    return found
+
+
 def crowded(args: argparse.Namespace) -> list[bool]:
     """Say of each prompt whether its haystack is full of other numbers."""
     from transformers import AutoTokenizer
@@ -104,12 +127,18 @@ def share(result: dict[str, Any], chosen: list[bool]) -> str:
     return f"{right}/{len(answers)}"
 
 
+def label(cell: dict[str, Any]) -> str:
+    """Return the name of a cell's row."""
+    policy: str = cell["eviction"].get("preset", cell["policy"])
+    return "full cache" if policy == "none" else policy
+
+
 def rows(results: list[dict[str, Any]], among: list[bool]) -> list[list[str]]:
     """Return the rows of the table; `among` marks the prompts full of other numbers."""
     alone = [not flag for flag in among]
     return [
         [
-            "full cache" if (policy := r["spec"]["policy"]) == "none" else policy,
+            label(r["spec"]),
             f"{r['spec']['keep']:g}",
             table.percent(r["held"]),
             table.percent(r["peak"]),
@@ -138,29 +167,19 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all cells, the full cache first; a failed one is reported and left out."""
     from tqdm import tqdm
 
-    pairs = [("none", 1.0)] + [
-        (policy, float(keep))
-        for policy in args.policies.split(",")
-        for keep in args.keeps.split(",")
-        if policy != "none"
-    ]
+    wanted = [("none-1", spec(args, "none", 1.0)), *grid(args), *presets(args)]
     results = []
-    with tqdm(total=len(pairs) * args.prompts, unit="prompt") as bar:
-        for i, (policy, keep) in enumerate(pairs):
-            bar.set_description(f"{policy} {keep:g}")
+    with tqdm(total=len(wanted) * args.prompts, unit="prompt") as bar:
+        for i, (name, cell) in enumerate(wanted):
+            bar.set_description(name)
 
             def progress(done: int, _: int, before: int = i * args.prompts) -> None:
                 bar.update(before + done - bar.n)
 
-            result = args.out / f"{policy}-{keep:g}.json"
+            result = args.out / f"{name}.json"
             try:
                 results.append(
-                    cells.run(
-                        "entropykv_vllm.evaluation.needle_cell",
-                        spec(args, policy, keep),
-                        result,
-                        progress,
-                    )
+                    cells.run("entropykv_vllm.evaluation.needle_cell", cell, result, progress)
                 )
             except RuntimeError as error:
                 tqdm.write(str(error), file=sys.stderr)

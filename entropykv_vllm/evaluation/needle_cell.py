@@ -14,10 +14,12 @@ def held(llm: Any, samples: list[drive.Sample], spec: dict[str, Any]) -> dict[st
     """Return the bytes of the pages of a lone request over the bytes of its prompt's tokens.
 
     At the last step (`held`) and at most (`peak`); whole pages, so a full cache has over 100 %.
+    The full cache has the numbers of the cell's hot pages: of 16 bits if `kv_cache_dtype` says so.
     """
     blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
     usable = spec["engine"]["kv_cache_memory_bytes"] * (blocks - 1) / blocks  # less the null block
-    full = spec["tokens"] * pool.shape(engines.model_folder(spec["model"])).token_bytes
+    dtype = spec["engine"].get("kv_cache_dtype", "float32")
+    full = spec["tokens"] * pool.shape(engines.model_folder(spec["model"]), dtype).token_bytes
     used = [sample.used * usable / full for sample in samples if sample.used > 0]
     return {"held": used[-1], "peak": max(used)}
 

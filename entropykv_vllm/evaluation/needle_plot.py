@@ -17,8 +17,8 @@ def draw(results: list[dict[str, Any]], path: Path) -> bool:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for policy in dict.fromkeys(r["spec"]["policy"] for r in results):
-        _line(axes, policy, [r for r in results if r["spec"]["policy"] == policy])
+    for name in dict.fromkeys(_name(r) for r in results):
+        _line(axes, name, [r for r in results if _name(r) == name])
     axes.set(
         xlabel="KV-cache pages held, % of the full cache", ylabel="exact answers, %", ylim=(-2, 103)
     )
@@ -29,6 +29,11 @@ def draw(results: list[dict[str, Any]], path: Path) -> bool:
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
     return True
+
+
+def _name(result: dict[str, Any]) -> str:
+    spec = result["spec"]
+    return str(spec["eviction"].get("preset", spec["policy"]))
 
 
 def _line(axes: Any, policy: str, cells: list[dict[str, Any]]) -> None:

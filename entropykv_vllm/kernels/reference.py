@@ -91,21 +91,23 @@ def collapse(
     policy: str,
     granularity: str,
     scope: str,
+    from_bits: int,
     bits: int,
 ) -> None:
-    """Move by move, write the best tokens of hot pages to cold ones, in order of position.
+    """Move by move, write the best tokens of some pages to cold ones, in order of position.
 
     Each move reads all its pages before it writes any.
 
     Args:
         cache: one layer's, written in place.
-        src: int64 ``[moves, s]``, hot pages, oldest first.
+        src: int64 ``[moves, s]``, hot or cold pages, oldest first.
         dst: int64 ``[moves, m]``, all different within a move; they get full.
         sinks: integers ``[moves]``, leading tokens that must stay.
         policy: a name in `entropykv_vllm.kernels.scores.SCORES`.
         granularity: "token" or "block", see `entropykv_vllm.kernels.select.select`.
         scope: "head" or "layer", see there.
-        bits: 16, 8 or 4, of the cold pages.
+        from_bits: 16 for hot pages as ``src``; of cold ones, their bits.
+        bits: 16, 8 or 4, of the pages that are written.
 
     Raises:
         ValueError: an unknown option, or the sources hold fewer tokens than must be written.
@@ -113,7 +115,7 @@ def collapse(
     score = _score(policy)
     keep = dst.shape[1] * cold_capacity(cache, bits)
     for pages, to, protect in zip(src.long(), dst.long(), sinks, strict=True):
-        keys, values = _by_head(*read_pages(cache, pages))
+        keys, values = _by_head(*read_cold(cache, pages, from_bits))
         scores = score(keys, values)
         best = select(scores, keep, protect=protect, granularity=granularity, scope=scope)
         keys, values = (

@@ -66,8 +66,7 @@ def _cold(
     for cold in reversed(cold_pages(plan, at)):  # the newest are the likeliest to be missing
         page = lookup(content_hash(cold, prefix_hashes))
         if page is None:
-            segment = cold.entry // plan.segment_pages
-            needless = plan.window + (segment + 1) * plan.segment - 1
+            needless = plan.window + (cold.anchor + 1) * plan.page - 1
             return {}, at - 1 if cold.kind == "drop" else needless
         pages[cold.entry] = page
     return pages, None

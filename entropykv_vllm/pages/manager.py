@@ -179,7 +179,7 @@ class TierManager(SingleTypeKVCacheManager):
             table[entry] = block
 
     def _count(self, move: Move, copied: bool) -> None:
-        read = self.plan.cold if move.kind == "drop" else self.plan.page
+        read = self.plan.page if move.kind == "collapse" else self.plan.cold
         self.counts.freed += len(move.src) - len(move.dst)
         self.counts.tokens_evicted += len(move.src) * read - len(move.dst) * self.plan.cold
         self.counts.collapses += 1

@@ -13,9 +13,9 @@ class PageMove:
     """One planned move of a request, with page ids.
 
     The tokens of the `src` pages compete, the best fill the `dst` pages, which are cold; table
-    entry ``entries[i]`` becomes ``dst[i]`` where there is one, else a hole. A `kind` of "drop"
-    has cold pages as `src`, "collapse" hot ones. `order` is the order in which moves were
-    planned: pages freed by one may be the `dst` of a later one.
+    entry ``entries[i]`` becomes ``dst[i]`` where there is one, else a hole. A `kind` of "collapse"
+    has hot pages as `src`, the others cold ones; of those, "drop" keeps whole pages. `order` is
+    the order in which moves were planned: pages freed by one may be the `dst` of a later one.
     """
 
     order: int

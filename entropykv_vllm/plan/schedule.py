@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Literal
 
 #: How a page got its content; with `ColdPage.anchor` and `ColdPage.index` it names that content.
-Kind = Literal["plain", "segment", "drop"]
+Kind = Literal["plain", "segment", "merge", "drop"]
 
-#: What a move reads: hot pages, whose best tokens stay, or cold ones, of which the best stay.
-MoveKind = Literal["collapse", "drop"]
+#: What a move reads: hot pages, whose best tokens stay; cold pages, whose best tokens stay; or cold
+#: pages, of which the best stay whole.
+MoveKind = Literal["collapse", "merge", "drop"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,21 @@ class TierPlan:
         return self.segment // self.page
 
     @property
+    def share(self) -> float:
+        """Cold pages of a segment's survivors, on average."""
+        return self.keep * self.segment / self.cold
+
+    @property
+    def levels(self) -> int:
+        """How often pages are merged by twos, so that what stays of a run fills a page.
+
+        Without it a small keep ratio would take all tokens of some segments and none of others.
+        """
+        if self.cap is not None or not 0 < self.share < 1:
+            return 0
+        return math.ceil(-math.log2(self.share) - 1e-9)
+
+    @property
     def cap_pages(self) -> int | None:
         """The most cold pages held, if they are capped."""
         return None if self.cap is None else self.cap // self.cold
@@ -59,7 +75,8 @@ class TierPlan:
 class ColdPage:
     """A page of survivors: its table entry, and the name of its content.
 
-    The content is fixed by the tokens before page entry `anchor + 1`, the kind and the index.
+    The content is fixed by the tokens before page entry `anchor + 1`, the kind and the index (of
+    a merged page, its level).
     """
 
     entry: int
@@ -101,25 +118,52 @@ def hot_start(plan: TierPlan, at: int) -> int:
     return collapsed_segments(plan, at) * plan.segment
 
 
-def survivors(plan: TierPlan, segments: int) -> int:
-    """Cold pages left of the first `segments` segments, before any cap.
+def survivors(plan: TierPlan, runs: int) -> int:
+    """Cold pages left of the first `runs` runs, before any cap.
 
-    Rounded up over all of them rather than each, so that any keep ratio is met on average.
+    A run is what is merged in the end: `2 ** levels` segments. Rounded up over all of them rather
+    than each, so that any keep ratio is met on average.
     """
-    if segments == 0:
+    if runs == 0:
         return 0
-    kept = math.ceil(round(plan.keep * plan.segment * segments / plan.cold, 6))
+    share = plan.share * 2**plan.levels
+    if plan.cap is not None and plan.keep > 0:
+        share = max(1.0, share)  # what is over the cap is dropped, after all have competed
+    kept = math.ceil(round(share * runs, 6))
     return max(kept, math.ceil(plan.sinks / plan.cold))
 
 
 def segment_pages(plan: TierPlan, segment: int) -> tuple[ColdPage, ...]:
-    """The pages that are left of one segment: its first entries."""
-    count = survivors(plan, segment + 1) - survivors(plan, segment)
+    """The pages that a segment is collapsed to: its first entries."""
+    count = survivors(plan, segment + 1) - survivors(plan, segment) if plan.levels == 0 else 1
     first = segment * plan.segment_pages
     if plan.bits == 16 and count == plan.segment_pages:
         return tuple(ColdPage(first + i, first + i, "plain", 0) for i in range(count))
     last = first + plan.segment_pages - 1
     return tuple(ColdPage(first + i, last, "segment", i) for i in range(count))
+
+
+def run_pages(plan: TierPlan, start: int, level: int) -> tuple[ColdPage, ...]:
+    """The pages that are left of `2 ** level` segments from segment `start` on, once merged."""
+    if level == 0:
+        return segment_pages(plan, start)
+    half = 2 ** (level - 1)
+    if level == plan.levels:
+        run = start // 2**level
+        if survivors(plan, run + 1) - survivors(plan, run) > 1:
+            return run_pages(plan, start, level - 1) + run_pages(plan, start + half, level - 1)
+    last = (start + 2 * half) * plan.segment_pages - 1
+    return (ColdPage(start * plan.segment_pages, last, "merge", level),)
+
+
+def runs(plan: TierPlan, segments: int) -> list[tuple[int, int]]:
+    """The runs that the first `segments` segments are merged to: first segment and level."""
+    found, start = [], 0
+    for level in range(plan.levels, -1, -1):
+        while start + 2**level <= segments:
+            found.append((start, level))
+            start += 2**level
+    return found
 
 
 def cold_pages(plan: TierPlan, at: int) -> tuple[ColdPage, ...]:
@@ -128,8 +172,8 @@ def cold_pages(plan: TierPlan, at: int) -> tuple[ColdPage, ...]:
         return _capped(plan, at // plan.interval)[1]
     return tuple(
         page
-        for segment in range(collapsed_segments(plan, at))
-        for page in segment_pages(plan, segment)
+        for start, level in runs(plan, collapsed_segments(plan, at))
+        for page in run_pages(plan, start, level)
     )
 
 
@@ -137,19 +181,41 @@ def moves(plan: TierPlan, at: int) -> tuple[Move, ...]:
     """What is to be moved at boundary `at`, given the state of the boundary before."""
     if plan.cap is not None:
         return _capped(plan, at // plan.interval)[0]
-    return _collapses(plan, at)
+    return _fresh_moves(plan, at)
 
 
-def _collapses(plan: TierPlan, at: int) -> tuple[Move, ...]:
+def _fresh_moves(plan: TierPlan, at: int) -> tuple[Move, ...]:
+    """Collapse each segment that the window has left, and merge what that completes."""
     done = collapsed_segments(plan, at - plan.interval)
-    fresh = ((s, segment_pages(plan, s)) for s in range(done, collapsed_segments(plan, at)))
-    return tuple(_collapse(plan, s, dst) for s, dst in fresh if not dst or dst[0].kind != "plain")
+    return tuple(
+        move
+        for segment in range(done, collapsed_segments(plan, at))
+        for move in (*_collapse(plan, segment), *_merges(plan, segment))
+    )
 
 
-def _collapse(plan: TierPlan, segment: int, dst: tuple[ColdPage, ...]) -> Move:
+def _collapse(plan: TierPlan, segment: int) -> tuple[Move, ...]:
+    dst = segment_pages(plan, segment)
+    if dst and dst[0].kind == "plain":
+        return ()
     first = segment * plan.segment_pages
     src = tuple(range(first, first + plan.segment_pages))
-    return Move(src, dst, plan.sinks if segment == 0 else 0, "collapse")
+    return (Move(src, dst, plan.sinks if segment == 0 else 0, "collapse"),)
+
+
+def _merges(plan: TierPlan, segment: int) -> list[Move]:
+    """What is merged once a segment is collapsed: as in a binary counter."""
+    found = []
+    for level in range(1, plan.levels + 1):
+        start = segment + 1 - 2**level
+        if (segment + 1) % 2**level:
+            break
+        halves = (start, level - 1), (start + 2 ** (level - 1), level - 1)
+        src = tuple(page.entry for half in halves for page in run_pages(plan, *half))
+        dst = run_pages(plan, start, level)
+        if len(dst) < len(src):
+            found.append(Move(src, dst, plan.sinks if start == 0 else 0, "merge"))
+    return found
 
 
 @lru_cache(maxsize=1 << 16)
@@ -165,7 +231,7 @@ def _capped(plan: TierPlan, step: int) -> tuple[tuple[Move, ...], tuple[ColdPage
         collapsed_segments(plan, at - plan.interval), collapsed_segments(plan, at)
     ):
         held.extend(segment_pages(plan, segment))
-    steps = list(_collapses(plan, at))
+    steps = list(_fresh_moves(plan, at))
     limit = plan.cap_pages
     assert limit is not None
     if len(held) > limit:
@@ -183,7 +249,9 @@ def _drop(plan: TierPlan, held: list[ColdPage], limit: int, at: int) -> Move:
 
 def cold_count(plan: TierPlan, at: int) -> int:
     """The number of cold pages at boundary `at`: `len(cold_pages(plan, at))`, cheaply."""
-    count = survivors(plan, collapsed_segments(plan, at))
+    segments = collapsed_segments(plan, at)
+    whole, rest = divmod(segments, 2**plan.levels)
+    count = survivors(plan, whole) + rest.bit_count()
     return count if plan.cap_pages is None else min(count, plan.cap_pages)
 
 

@@ -101,16 +101,18 @@ class EvictionWorkerMixin:
 
     def _move_pages(self, moves: list[PageMove]) -> None:
         """Carry out moves of one shape, in their order: each reads its pages before it writes."""
-        tier, policy = self._tier_layers[moves[0].group], self.eviction.policy
+        tier, kind = self._tier_layers[moves[0].group], moves[0].kind
+        policy, choice = self.eviction.policy, self.eviction.selection
         src = torch.tensor([move.src for move in moves])
         dst = torch.tensor([move.dst for move in moves])
         sinks = torch.tensor([move.sinks for move in moves])
         for cache in tier.caches:
             # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
-            if moves[0].kind == "drop" and tier.bits < 16:
+            if kind == "drop" and tier.bits < 16:
                 ops.drop(cache, src, dst, sinks, policy, tier.bits)
             else:
-                ops.collapse(cache, src, dst, sinks, policy, *self.eviction.selection, tier.bits)
+                read_bits = 16 if kind == "collapse" else tier.bits
+                ops.collapse(cache, src, dst, sinks, policy, *choice, read_bits, tier.bits)
 
     def _rewrite_row(self, move: PageMove) -> None:
         """Put the survivors' pages and the holes into the runner's copies of the table row."""

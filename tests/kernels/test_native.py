@@ -175,7 +175,7 @@ class Moves(Brief):
 
     def collapse(self, op):
         cache = self.cache.clone()
-        choice = self.policy, self.granularity, self.scope, self.bits
+        choice = self.policy, self.granularity, self.scope, 16, self.bits
         op(cache, self.src, self.dst, self.sinks, *choice)
         return cache
 
@@ -374,7 +374,7 @@ def test_a_later_move_reads_what_an_earlier_one_wrote(isa, granularity):
     torch.manual_seed(0)
     cache = torch.randn(9, 3, 32, 160, dtype=torch.bfloat16)
     src, dst = torch.tensor([[1, 2, 3], [4, 5, 1]]), torch.tensor([[1], [3]])
-    choice = torch.tensor([3, 0]), "norm", granularity, "head", 16
+    choice = torch.tensor([3, 0]), "norm", granularity, "head", 16, 16
     expected, ours = cache.clone(), cache.clone()
     reference.collapse(expected, src, dst, *choice)
     with native.use(isa):
@@ -395,7 +395,7 @@ def test_of_equal_tokens_the_earlier_stay(isa, policy, levels):
     cache = torch.zeros(6, 2, page, 2 * head_size)
     src, dst = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[5]])
     reference.write(keys, values, cache, slots_of(src[0], page, len(t)))
-    expected, choice = cache.clone(), (torch.tensor([0]), policy, "token", "head", 16)
+    expected, choice = cache.clone(), (torch.tensor([0]), policy, "token", "head", 16, 16)
     reference.collapse(expected, src, dst, *choice)
     with native.use(isa):
         ops.collapse(cache, src, dst, *choice)
@@ -415,11 +415,30 @@ def test_tokens_that_are_not_numbers_go_first(isa, bits, dtype):
     keys[torch.randperm(len(keys))[: len(keys) - keep + 9]] = torch.nan
     src, dst = torch.arange(1, s + 1)[None], torch.tensor([[39]])
     reference.write(keys, values, cache, slots_of(src[0], 32, len(keys)))
-    expected, choice = cache.clone(), (torch.tensor([2]), "norm", "token", "head", bits)
+    expected, choice = cache.clone(), (torch.tensor([2]), "norm", "token", "head", 16, bits)
     reference.collapse(expected, src, dst, *choice)
     with native.use(isa):
         ops.collapse(cache, src, dst, *choice)
     check_cold_pages(cache, expected, dst[0], bits)
+
+
+@every_isa
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("policy", ["random", "sink"])
+@pytest.mark.parametrize("scope", ["head", "layer"])
+def test_cold_pages_are_merged(isa, bits, policy, scope):
+    """Their scores are exact, so the same tokens stay; what stays is quantized anew."""
+    torch.manual_seed(2)
+    cache = new_cache(9, 3, 32, 64, torch.bfloat16, "nan", False)
+    tokens = formats.cold_capacity(cache, bits)
+    src, dst = torch.tensor([[1, 2], [3, 4], [1, 3]]), torch.tensor([[1], [3], [7]])
+    fill_cold(cache, src[:2].flatten(), *torch.randn(2, 4, 3, tokens, 64), bits)
+    expected, choice = cache.clone(), (torch.tensor([4, 0, 9]), policy, "token", scope, bits, bits)
+    reference.collapse(expected, src, dst, *choice)
+    with native.use(isa):
+        ops.collapse(cache, src, dst, *choice)
+    check_cold_pages(cache, expected, dst.flatten(), bits)
+    check_others(cache, expected, dst)
 
 
 @st.composite

@@ -148,7 +148,7 @@ def test_collapse_keeps_the_best_tokens_of_each_head(dtype, bits, policy, m, sin
     dst = order[-m:] if fresh else src[1 : 1 + m]
     new = cache.clone()
     reference.collapse(
-        new, src[None], dst[None], torch.tensor([sinks]), policy, "token", "head", bits
+        new, src[None], dst[None], torch.tensor([sinks]), policy, "token", "head", 16, bits
     )
 
     read = [x.transpose(0, 1).flatten(1, 2) for x in formats.read_cold(new, dst, bits)]
@@ -168,10 +168,10 @@ def test_moves_are_carried_out_one_after_another():
     src, dst = torch.tensor([[1, 2, 3], [4, 5, 1]]), torch.tensor([[1], [4]])
     sinks = torch.tensor([3, 0])
     together, alone = cache.clone(), cache.clone()
-    reference.collapse(together, src, dst, sinks, "norm", "block", "layer", 16)
+    reference.collapse(together, src, dst, sinks, "norm", "block", "layer", 16, 16)
     for i in range(2):
         part = src[i : i + 1], dst[i : i + 1], sinks[i : i + 1]
-        reference.collapse(alone, *part, "norm", "block", "layer", 16)
+        reference.collapse(alone, *part, "norm", "block", "layer", 16, 16)
     assert same_bytes(together, alone)
 
 
@@ -228,6 +228,7 @@ def test_what_cannot_be_collapsed_is_refused(options, message):
         "policy": "norm",
         "granularity": "token",
         "scope": "head",
+        "from_bits": 16,
         "bits": 16,
     }
     with pytest.raises(ValueError, match=message):

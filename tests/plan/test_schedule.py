@@ -12,14 +12,15 @@ from entropykv_vllm.plan.schedule import (
     boundary,
     cold_count,
     cold_pages,
+    collapsed_segments,
     held_pages,
     held_tokens,
     hot_start,
     moves,
     next_boundary,
     peak_pages,
-    segment_pages,
-    survivors,
+    run_pages,
+    runs,
 )
 
 PAGE = 4
@@ -103,10 +104,21 @@ def test_the_window_is_never_touched(plan, pages):
 
 @given(plans(keep=st.floats(0.01, 1), cap=False), st.integers(1, 200))
 def test_any_keep_ratio_is_met_on_average(plan, segments):
-    kept = sum(len(segment_pages(plan, s)) for s in range(segments))
-    exact = plan.keep * plan.segment * segments / plan.cold
-    assert kept == survivors(plan, segments)
-    assert exact - 1e-5 <= kept < exact + 1 + 1e-5
+    at = plan.interval * math.ceil((plan.window + segments * plan.segment) / plan.interval)
+    whole, rest = divmod(collapsed_segments(plan, at), 2**plan.levels)
+    exact = plan.share * 2**plan.levels * whole
+    pages = cold_pages(plan, at)
+    assert len(pages) == cold_count(plan, at)
+    assert exact - 1e-5 <= len(pages) - rest.bit_count() < exact + 1 + 1e-5
+
+
+@given(plans(keep=st.floats(0.01, 1), cap=False), st.integers(1, 200))
+def test_no_part_of_the_text_is_dropped_unseen(plan, segments):
+    """Each run of segments that are merged together leaves a page or more."""
+    assert plan.share * 2**plan.levels >= 1 - 1e-6
+    assert not plan.levels or plan.share * 2 ** (plan.levels - 1) < 1
+    for start, level in runs(plan, segments):
+        assert run_pages(plan, start, level)
 
 
 @given(plans(), st.integers(1, 100))
@@ -115,18 +127,23 @@ def test_sinks_fit_the_pages_that_must_hold_them(plan, step):
         assert move.sinks <= len(move.dst) * plan.cold
         assert {cold.entry for cold in move.dst} <= set(move.src)
         assert len(move.dst) < len(move.src)
-        read = plan.cold if move.kind == "drop" else plan.page
+        read = plan.page if move.kind == "collapse" else plan.cold
         assert len(move.dst) * plan.cold <= len(move.src) * read, "more tokens than there were"
 
 
 @given(plans(), st.integers(1, 100))
-def test_a_collapse_reads_hot_pages_and_a_drop_cold_ones(plan, step):
+def test_a_collapse_reads_hot_pages_and_the_others_cold_ones(plan, step):
     at = step * plan.interval
     before = hot_start(plan, at - plan.interval) // plan.page
     cold = {page.entry for page in cold_pages(plan, at - plan.interval)}
     for move in moves(plan, at):
         if move.kind == "collapse":
             assert min(move.src) >= before
+            cold.update(page.entry for page in move.dst)
+        elif move.kind == "merge":
+            assert plan.cap is None
+            assert set(move.src) <= cold
+            cold -= set(move.src)
             cold.update(page.entry for page in move.dst)
         else:
             assert plan.cap is not None
@@ -186,3 +203,14 @@ def test_four_bits_take_two_pages_where_seven_were():
 @pytest.mark.parametrize(("tokens", "expected"), [(0, 32), (31, 32), (32, 64)])
 def test_the_next_boundary_lies_ahead(tokens, expected):
     assert next_boundary(32, tokens) == expected
+
+
+def test_small_shares_are_merged_as_in_a_binary_counter():
+    """A page holds 112 tokens, a sixteenth of 1,792: eight segments of 224."""
+    plan = TierPlan("t", 32, 112, 224, 224, 224, 1 / 16, 4, bits=4)
+    assert plan.levels == 3
+    kinds = [[move.kind for move in moves(plan, 224 * n)] for n in range(2, 10)]
+    assert [len(k) for k in kinds] == [1, 2, 1, 3, 1, 2, 1, 4]
+    (page,) = cold_pages(plan, 224 * 9)
+    assert (page.entry, page.anchor, page.kind, page.index) == (0, 55, "merge", 3)
+    assert [p.index for p in cold_pages(plan, 224 * 8)] == [2, 1, 0]
