@@ -29,23 +29,29 @@ EKV_INLINE float read_item(const uint8_t* from, int type) {
   const uint16_t h = load_as<uint16_t>(from);
   return type == entropykv::kBFloat16 ? bf16_to_float(h) : half_to_float(h);
 }
-EKV_INLINE void write_item(uint8_t* to, float x, int type) {
-  if (type == entropykv::kFloat32) {
-    memcpy(to, &x, 4);
-    return;
+// A token's channels: four bytes (a number, or a pair of them) to every 64th byte of its tile's
+// keys, and single numbers to its row of the values.
+template <class Item>
+static void write_token(const Cache& c, uint8_t* head, int t, const Item* key, const Item* value) {
+  constexpr int pair = 4 / sizeof(Item);
+  uint8_t* keys = head + key_at(c, pair, t, 0) * sizeof(Item);
+  for (int d = 0; d < c.head_size; d += pair) memcpy(keys + d / pair * 64, key + d, 4);
+  uint8_t* values = head + int64_t{c.page} * c.head_size * sizeof(Item);
+  for (int d = 0; d < c.head_size; d += 16) {
+    uint8_t* row = values + value_at(c, pair, t, d) * sizeof(Item);
+    for (int i = 0; i < 16; ++i) memcpy(row + 4 * i, value + d + i, sizeof(Item));
   }
-  const uint16_t h = type == entropykv::kBFloat16 ? float_to_bf16(x) : float_to_half(x);
-  memcpy(to, &h, 2);
 }
 
 static void write_token(const Cache& c, uint8_t* head, int t, const float* key,
                         const float* value) {
-  const int item = entropykv::item_bytes(c.type), pair = 4 / item;
-  uint8_t* values = head + int64_t{c.page} * c.head_size * item;
-  for (int d = 0; d < c.head_size; ++d) {
-    write_item(head + key_at(c, pair, t, d) * item, key[d], c.type);
-    write_item(values + value_at(c, pair, t, d) * item, value[d], c.type);
+  if (c.type == entropykv::kFloat32) return write_token<float>(c, head, t, key, value);
+  uint16_t keys[entropykv::kMaxHead], values[entropykv::kMaxHead];
+  for (int d = 0; d < c.head_size; d += 16) {
+    store_type(reinterpret_cast<uint8_t*>(keys + d), load(key + d), c.type);
+    store_type(reinterpret_cast<uint8_t*>(values + d), load(value + d), c.type);
   }
+  write_token<uint16_t>(c, head, t, keys, values);
 }
 
 static void write_tokens(const Cache& c, const uint8_t* key, const uint8_t* value, int type,

@@ -35,22 +35,44 @@ struct FloatProduct {
                        const uint8_t* const* ahead, int blocks, float* out, int64_t out_stride,
                        bool add) {
     vf acc[rows][columns];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
       for (int c = 0; c < columns; ++c)
         acc[r][c] = add ? load(out + r * out_stride + 16 * c) : set1(0);
-    for (int i = 0; i < blocks; ++i) {
-      for (int c = 0; c < columns; ++c) {
-        vf block[8];
-        Block<format>::load(b[c] + int64_t{i} * Block<format>::bytes, block);
-        if (ahead) fetch<format>(ahead[c] + int64_t{i} * Block<format>::bytes);
+    if constexpr (format == kF32) {
+      // What needs no conversion is loaded row by row: each number of `a` is fetched once.
+      for (int i = 0; i < 8 * blocks; ++i) {
+        vf row[columns];
+#pragma GCC unroll 2
+        for (int c = 0; c < columns; ++c)
+          row[c] = load(reinterpret_cast<const float*>(b[c]) + 16 * i);
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k)
-#pragma GCC unroll 8
-          for (int r = 0; r < rows; ++r)
-            acc[r][c] = fma(set1(a[r * a_stride + 8 * i + k]), block[k], acc[r][c]);
+        for (int r = 0; r < rows; ++r) {
+          const vf x = set1(a[r * a_stride + i]);
+#pragma GCC unroll 2
+          for (int c = 0; c < columns; ++c) acc[r][c] = fma(x, row[c], acc[r][c]);
+        }
+        if (ahead && i % 8 == 0)
+          for (int c = 0; c < columns; ++c) fetch<format>(ahead[c] + int64_t{i} * 64);
       }
-    }
+    } else
+      for (int i = 0; i < blocks; ++i) {
+#pragma GCC unroll 2
+        for (int c = 0; c < columns; ++c) {
+          vf block[8];
+          Block<format>::load(b[c] + int64_t{i} * Block<format>::bytes, block);
+          if (ahead) fetch<format>(ahead[c] + int64_t{i} * Block<format>::bytes);
+#pragma GCC unroll 8
+          for (int k = 0; k < 8; ++k)
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; ++r)
+              acc[r][c] = fma(set1(a[r * a_stride + 8 * i + k]), block[k], acc[r][c]);
+        }
+      }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
       for (int c = 0; c < columns; ++c) store(out + r * out_stride + 16 * c, acc[r][c]);
   }
 };
@@ -137,22 +159,38 @@ struct PairProduct {
 #pragma GCC unroll 2
       for (int c = 0; c < columns; ++c)
         acc[r][c] = add ? _mm512_loadu_ps(out + r * out_stride + 16 * c) : _mm512_setzero_ps();
-    for (int i = 0; i < blocks; ++i) {
+    if constexpr (format == kBf16) {
+      for (int i = 0; i < 4 * blocks; ++i) {
+        __m512i row[columns];
 #pragma GCC unroll 2
-      for (int c = 0; c < columns; ++c) {
-        __m512i block[4];
-        PairBlock<format>::load(b[c] + int64_t{i} * block_bytes(format), block);
-        if (ahead) fetch<format>(ahead[c] + int64_t{i} * block_bytes(format));
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k)
+        for (int c = 0; c < columns; ++c) row[c] = _mm512_loadu_si512(b[c] + 64 * i);
 #pragma GCC unroll 8
-          for (int r = 0; r < rows; ++r)
-            acc[r][c] = _mm512_dpbf16_ps(
-                acc[r][c],
-                (__m512bh)_mm512_set1_epi32(load_as<int>(a + r * a_stride + 8 * i + 2 * k)),
-                (__m512bh)block[k]);
+        for (int r = 0; r < rows; ++r) {
+          const __m512i x = _mm512_set1_epi32(load_as<int>(a + r * a_stride + 2 * i));
+#pragma GCC unroll 2
+          for (int c = 0; c < columns; ++c)
+            acc[r][c] = _mm512_dpbf16_ps(acc[r][c], (__m512bh)x, (__m512bh)row[c]);
+        }
+        if (ahead && i % 4 == 0)
+          for (int c = 0; c < columns; ++c) fetch<format>(ahead[c] + int64_t{i} * 64);
       }
-    }
+    } else
+      for (int i = 0; i < blocks; ++i) {
+#pragma GCC unroll 2
+        for (int c = 0; c < columns; ++c) {
+          __m512i block[4];
+          PairBlock<format>::load(b[c] + int64_t{i} * block_bytes(format), block);
+          if (ahead) fetch<format>(ahead[c] + int64_t{i} * block_bytes(format));
+#pragma GCC unroll 4
+          for (int k = 0; k < 4; ++k)
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; ++r)
+              acc[r][c] = _mm512_dpbf16_ps(
+                  acc[r][c],
+                  (__m512bh)_mm512_set1_epi32(load_as<int>(a + r * a_stride + 8 * i + 2 * k)),
+                  (__m512bh)block[k]);
+        }
+      }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 2

@@ -141,19 +141,42 @@ EKV_INLINE vu to_int(vf a) {
   return r;
 }
 
-// Always the same order of additions, whatever the registers' width.
+// Halves on halves. Each instruction set has one order of additions, whatever is added.
+#if EKV_WIDTH == 16
+#define EKV_HALVES(fold)                                                                           \
+  fold(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);                                      \
+  fold(4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);                                      \
+  fold(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);                                      \
+  fold(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#elif EKV_WIDTH == 8
+#define EKV_HALVES(fold)                                                                           \
+  fold(4, 5, 6, 7, 0, 1, 2, 3);                                                                    \
+  fold(2, 3, 0, 1, 6, 7, 4, 5);                                                                    \
+  fold(1, 0, 3, 2, 5, 4, 7, 6)
+#else
+#define EKV_HALVES(fold)                                                                           \
+  fold(2, 3, 0, 1);                                                                                \
+  fold(1, 0, 3, 2)
+#endif
+
 EKV_INLINE float sum(vf a) {
-  float x[16];
-  store(x, a);
-  for (int half = 8; half; half /= 2)
-    for (int i = 0; i < half; ++i) x[i] += x[i + half];
+  pf x = a.p[0];
+  for (int j = 1; j < kParts; ++j) x += a.p[j];
+#define EKV_ADD(...) x += __builtin_shuffle(x, pi{__VA_ARGS__})
+  EKV_HALVES(EKV_ADD);
+#undef EKV_ADD
   return x[0];
 }
 EKV_INLINE float largest(vf a) {
-  float x[16];
-  store(x, a);
-  for (int half = 8; half; half /= 2)
-    for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+  pf x = a.p[0];
+  for (int j = 1; j < kParts; ++j) x = x > a.p[j] ? x : a.p[j];
+#define EKV_MOST(...)                                                                              \
+  {                                                                                                \
+    const pf y = __builtin_shuffle(x, pi{__VA_ARGS__});                                            \
+    x = x > y ? x : y;                                                                             \
+  }
+  EKV_HALVES(EKV_MOST);
+#undef EKV_MOST
   return x[0];
 }
 
@@ -162,7 +185,7 @@ EKV_INLINE vf rint(vf x) {
   const vf magic = set1(12582912.0f); // 1.5 * 2^23
   vf r = x + magic;
   for (int j = 0; j < kParts; ++j)
-    __asm__("" : "+m"(r.p[j])); // keep the compiler from taking it away again
+    __asm__("" : "+x"(r.p[j])); // keep the compiler from taking it away again
   return r - magic;
 }
 
