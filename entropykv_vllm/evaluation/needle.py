@@ -129,7 +129,7 @@ def share(result: dict[str, Any], chosen: list[bool]) -> str:
 
 def label(cell: dict[str, Any]) -> str:
     """Return the name of a cell's row."""
-    policy: str = cell["eviction"].get("preset", cell["policy"])
+    policy: str = cell.get("eviction", {}).get("preset", cell["policy"])
     return "full cache" if policy == "none" else policy
 
 

@@ -33,7 +33,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> bool:
 
 def _name(result: dict[str, Any]) -> str:
     spec = result["spec"]
-    return str(spec["eviction"].get("preset", spec["policy"]))
+    return str(spec.get("eviction", {}).get("preset", spec["policy"]))
 
 
 def _line(axes: Any, policy: str, cells: list[dict[str, Any]]) -> None:

@@ -185,7 +185,7 @@ def test_what_is_not_supported_stops_in_words(make, capsys, model, words, senten
     ("words", "sentence"),
     [
         (["--kv-eviction-config.segment", "100"], "segment must be whole pages, of 32 tokens"),
-        (["--kv-eviction-config.interval", "33"], "interval must be a multiple of the page size"),
+        (["--kv-eviction-config.sinks", "33"], "sinks must fit one page of 32 tokens"),
         (["--kv-eviction-config.cap", "90"], "cap must have room for one old page of 96 tokens"),
         (
             ["--kv-eviction-config.bits", "8", "--block-size", "16", "--dtype", "bfloat16"],
