@@ -91,7 +91,8 @@ serve: model ## serve the embedded model with eviction on http://HOST:PORT/v1
 	exec $(BIN)/vllm serve "$$($(BIN)/entropykv model fetch --quiet)" --served-model-name smollm2 \
 		--host $(HOST) --port $(PORT) --dtype float32 --max-model-len 8192 \
 		--kv-eviction $(KV_EVICTION) \
-		$(if $(KV_CONFIG),--kv-eviction-config '$(KV_CONFIG)') $(SERVE_ARGS)
+		$(if $(KV_CONFIG),--kv-eviction-config '$(KV_CONFIG)') \
+		$(if $(filter none,$(KV_EVICTION)),,--kv-cache-dtype bfloat16) $(SERVE_ARGS)
 
 .PHONY: demo
 demo: model ## show what eviction saves, on one long prompt

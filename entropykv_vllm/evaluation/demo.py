@@ -56,7 +56,7 @@ def arguments(policy: str, config: str | None) -> list[str]:
     if policy == "none":
         return []
     settings = [] if config is None else ["--kv-eviction-config", config]
-    return ["--kv-eviction", policy, *settings]
+    return ["--kv-eviction", policy, "--kv-cache-dtype", "bfloat16", *settings]
 
 
 def prompt(model: str, tokens: int, depth: float, seed: int) -> tuple[str, str]:
