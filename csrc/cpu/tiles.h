@@ -8,7 +8,12 @@
 #ifdef EKV_EMULATE_AMX
 #include "tiles_emulated.h"
 #else
-#define EKV_TILE_CONFIG(config) _tile_loadconfig(config)
+// Some compilers' _tile_loadconfig says that it reads 8 bytes: the rest must not look unused.
+#define EKV_TILE_CONFIG(config)                                                                    \
+  do {                                                                                             \
+    __asm__ volatile("" : : "r"(config) : "memory");                                               \
+    _tile_loadconfig(config);                                                                      \
+  } while (0)
 #define EKV_TILE_ZERO(t) _tile_zero(t)
 #define EKV_TILE_LOAD(t, from, stride) _tile_loadd(t, from, stride)
 #define EKV_TILE_STORE(t, to, stride) _tile_stored(t, to, stride)
@@ -26,7 +31,8 @@ struct alignas(64) TileConfig {
 };
 
 // Tiles 0 and 1 are results, 2 the left side, 3 and 4 the right one; 5, 6 and 7 the same sides for
-// the last inner steps, of which there may be fewer than 32.
+// the last inner steps, if there are fewer than 32 of them: a tile with rows but no columns, or the
+// other way round, is an error to the CPU.
 static void configure_tiles(int last_blocks) {
   TileConfig config{};
   config.palette = 1;
@@ -35,9 +41,11 @@ static void configure_tiles(int last_blocks) {
     config.row_bytes[tile] = uint16_t(bytes);
   };
   for (int tile = 0; tile < 5; ++tile) set(tile, 16, 64);
-  set(5, 16, 16 * last_blocks);
-  set(6, 4 * last_blocks, 64);
-  set(7, 4 * last_blocks, 64);
+  if (last_blocks > 0) {
+    set(5, 16, 16 * last_blocks);
+    set(6, 4 * last_blocks, 64);
+    set(7, 4 * last_blocks, 64);
+  }
   EKV_TILE_CONFIG(&config);
 }
 

@@ -10,10 +10,23 @@ namespace {
 struct EmulatedTiles {
   uint8_t data[8][16][64];
   uint8_t config[64];
+  bool fault; // of the last configuration
   int rows(int t) const { return config[48 + t]; }
   int bytes(int t) const { return config[16 + 2 * t] | config[17 + 2 * t] << 8; }
 };
 static thread_local EmulatedTiles emulated;
+
+// A tile with rows but no columns, or the other way round, or too many, is a fault of LDTILECFG.
+// Here it makes results NaN, so that a test fails and does not crash.
+static void emulate_config(const void* from) {
+  memset(emulated.data, 0, sizeof emulated.data);
+  memcpy(emulated.config, from, 64);
+  emulated.fault = false;
+  for (int t = 0; t < 8; ++t) {
+    const int rows = emulated.rows(t), bytes = emulated.bytes(t);
+    if ((rows == 0) != (bytes == 0) || rows > 16 || bytes > 64) emulated.fault = true;
+  }
+}
 
 static void emulate_load(int t, const void* from, int64_t stride) {
   memset(emulated.data[t], 0, sizeof emulated.data[t]);
@@ -23,7 +36,10 @@ static void emulate_load(int t, const void* from, int64_t stride) {
 
 static void emulate_store(int t, void* to, int64_t stride) {
   for (int r = 0; r < emulated.rows(t); ++r)
-    memcpy(static_cast<uint8_t*>(to) + r * stride, emulated.data[t][r], emulated.bytes(t));
+    if (emulated.fault)
+      memset(static_cast<uint8_t*>(to) + r * stride, 0xff, emulated.bytes(t));
+    else
+      memcpy(static_cast<uint8_t*>(to) + r * stride, emulated.data[t][r], emulated.bytes(t));
 }
 
 static float emulated_bf16(const uint8_t* from) {
@@ -52,7 +68,7 @@ static void emulate_product(int c, int a, int b) {
 
 } // namespace
 
-#define EKV_TILE_CONFIG(from) memcpy(emulated.config, from, 64)
+#define EKV_TILE_CONFIG(from) emulate_config(from)
 #define EKV_TILE_ZERO(t) memset(emulated.data[t], 0, 1024)
 #define EKV_TILE_LOAD(t, from, stride) emulate_load(t, from, stride)
 #define EKV_TILE_STORE(t, to, stride) emulate_store(t, to, stride)
