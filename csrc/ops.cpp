@@ -170,6 +170,16 @@ void attend_unit(const Attention& call, const Unit& unit, const Output& out) {
   finish_unit(call, unit, total, out);
 }
 
+// Few units leave threads idle, unless their splits are worked on at once; long contexts would need
+// much memory for that, and have enough to do in each unit.
+bool worth_splitting(const std::vector<Unit>& units, int head_size) {
+  constexpr size_t most_floats = size_t{16} << 20;
+  if (units.size() >= 4 * size_t{torch::stable::get_num_threads()}) return false;
+  size_t floats = 0;
+  for (const Unit& u : units) floats += partial_floats(u.rows, head_size) * (u.splits + 1);
+  return floats <= most_floats;
+}
+
 // Splits of all units at once, then merged in the same order: the same numbers.
 void attend_splits(const Attention& call, std::vector<Unit>& units, const Output& out) {
   const Kernels& run = kernels();
@@ -272,8 +282,7 @@ void attention(const Tensor& query, const Tensor& cache, const Tensor& output, c
   }
   auto units = units_of(call, first, rows, table.size(1), cold_pages, hot_tokens, requests);
   check_pages(rows, table.size(1), cold_pages, hot_tokens, requests, c, cache.size(0));
-  if (int64_t(units.size()) < 4 * int64_t(torch::stable::get_num_threads()))
-    return attend_splits(call, units, out);
+  if (worth_splitting(units, c.head_size)) return attend_splits(call, units, out);
   for_each(int64_t(units.size()), [&](int64_t i) { attend_unit(call, units[i], out); });
 }
 

@@ -60,11 +60,13 @@ const Choice kChoices[] = {
 #endif
 };
 
+// AMX has run on emulated tiles only so far, so it has to be asked for by name.
 const Kernels* best(const char* limit) {
   const Kernels* found = &kGeneric;
   for (const Choice& choice : kChoices) {
-    if (choice.supported()) found = choice.table;
-    if (limit && strcmp(choice.name, limit) == 0) break;
+    const bool named = limit && strcmp(choice.name, limit) == 0;
+    if ((named || strcmp(choice.name, "amx") != 0) && choice.supported()) found = choice.table;
+    if (named) break;
   }
   return found;
 }

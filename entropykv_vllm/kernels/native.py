@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 
 #: Instruction sets, least first; the environment variable ENTROPYKV_ISA names the highest to use.
-#: "amx_emulated" is AMX's code on plain arrays, for tests: it is never chosen unless named here.
+#: "amx" is used only where it is named; "amx_emulated" is its code on plain arrays, for tests.
 ALL_ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx_emulated", "amx")
 
 
