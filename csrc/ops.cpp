@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -68,7 +67,7 @@ Cache cache_of(const Tensor& t, int64_t bits) {
   return c;
 }
 
-// Run f(i, thread's scratch) for i in [0, count), by whichever thread is free.
+// Run f(i) for i in [0, count), by whichever thread is free.
 template <class F> void for_each(int64_t count, const F& f) {
   std::atomic<int64_t> next{0};
   const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), count);
@@ -86,10 +85,9 @@ struct Arena {
                                       ~uintptr_t{63});
   }
 };
-thread_local Arena scratch_arena, partial_arena, token_arena;
+thread_local Arena scratch_arena, partial_arena;
 
-// -- write
-// ------------------------------------------------------------------------------------------
+// -- write --
 
 void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Tensor& slots) {
   const Cache c = cache_of(cache, 16);
@@ -113,8 +111,7 @@ void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Te
   });
 }
 
-// -- attention
-// --------------------------------------------------------------------------------------
+// -- attention --
 
 struct Unit {
   Work work;
@@ -227,7 +224,7 @@ std::vector<Unit> units_of(const Attention& call, const int32_t* starts, const i
       for (int first = 0; first < queries; first += block) {
         Unit u{};
         const int n = std::min(block, queries - first), position = hot[r] - queries + first;
-        u.work = Work{table + r * width, cold[r], hot[r], starts[r] + first, n, position, head, 0};
+        u.work = Work{table + r * width, cold[r], starts[r] + first, n, position, head, 0};
         u.rows = n * call.group;
         u.splits = cold_splits(c, cold[r]) + hot_splits(position + n);
         units.push_back(u);
@@ -286,8 +283,7 @@ void attention(const Tensor& query, const Tensor& cache, const Tensor& output, c
   for_each(int64_t(units.size()), [&](int64_t i) { attend_unit(call, units[i], out); });
 }
 
-// -- collapse and drop
-// ------------------------------------------------------------------------------
+// -- collapse and drop --
 
 int policy_of(const std::string& name) {
   static const std::map<std::string, int> names = {
@@ -306,6 +302,8 @@ struct Moves {
   int policy;
   int run;       // tokens that stay or go together
   int from_bits; // of the pages that are read, 16 for hot ones
+
+  int tokens() const { return from * (from_bits < 16 ? cache.cold_tokens : cache.page); }
 };
 
 Moves moves_of(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
@@ -399,8 +397,7 @@ void collapse_heads(const Moves& m) {
 
 // One choice for all heads: the sum of their standardized scores.
 void collapse_layer(const Moves& m) {
-  const int tokens = m.from * (m.from_bits < 16 ? m.cache.cold_tokens : m.cache.page);
-  const int heads = m.cache.heads;
+  const int tokens = m.tokens(), heads = m.cache.heads;
   std::vector<float> all(size_t(heads) * tokens), total(tokens);
   for (int64_t move = 0; move < m.count; ++move) {
     for_each(heads, [&](int64_t head) {
@@ -430,8 +427,7 @@ void collapse(const Tensor& cache, const Tensor& src, const Tensor& dst, const T
   STD_TORCH_CHECK(from_bits == 16 || from_bits == bits, "entropykv: pages of ", from_bits,
                   " bits cannot become pages of ", bits);
   m.from_bits = int(from_bits);
-  const int read = from_bits < 16 ? m.cache.cold_tokens : m.cache.page;
-  STD_TORCH_CHECK(m.into * m.cache.cold_tokens <= m.from * read, "entropykv: ", m.from,
+  STD_TORCH_CHECK(m.into * m.cache.cold_tokens <= m.tokens(), "entropykv: ", m.from,
                   " pages do not fill ", m.into, " cold ones");
   STD_TORCH_CHECK((granularity == "token" || granularity == "block") &&
                       (scope == "head" || scope == "layer"),
@@ -450,9 +446,7 @@ void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tenso
   for_each(c.heads, [&](int64_t head) {
     Tokens& t = tokens_of_thread;
     std::vector<uint8_t> kept(size_t(m.into) * c.head_bytes);
-    const auto at = [&](int64_t page) {
-      return c.data + page * c.page_bytes + head * c.head_bytes;
-    };
+    const auto at = [&](int64_t page) { return head_of(c, page, int(head)); };
     for (int64_t move = 0; move < m.count; ++move) {
       t.read(m, move, int(head));
       t.score(m);
@@ -466,8 +460,7 @@ void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tenso
   });
 }
 
-// -- about
-// ------------------------------------------------------------------------------------------
+// -- about --
 
 bool use_isa(std::string name) {
   return set_isa(name.c_str());

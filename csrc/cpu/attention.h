@@ -14,6 +14,7 @@ namespace {
 
 using entropykv::Attention;
 using entropykv::Cache;
+using entropykv::head_of;
 using entropykv::kMaxHead;
 using entropykv::kMaxRows;
 using entropykv::kMaxTokens;
@@ -335,10 +336,6 @@ static void step(Rows& rows, const Piece& piece, const Piece* next, bool causal)
   add_values<format>(rows, piece, next);
 }
 
-EKV_INLINE const uint8_t* head_of(const Cache& cache, int64_t page, int head) {
-  return cache.data + page * cache.page_bytes + head * cache.head_bytes;
-}
-
 // Tokens `first` to `first + tokens` of some pages in the hot format.
 template <int format>
 static Piece paged_piece(const Rows& rows, const int32_t* pages, int first, int tokens) {
@@ -364,20 +361,25 @@ static Piece paged_piece(const Rows& rows, const int32_t* pages, int first, int 
   return piece;
 }
 
+// Step by step over pieces `at(0)` to `at(count - 1)`, each while the next one is fetched.
+template <int format, class At> static void walk(Rows& rows, int count, bool causal, const At& at) {
+  if (count <= 0) return;
+  Piece piece = at(0);
+  for (int i = 0; i < count; ++i) {
+    const bool more = i + 1 < count;
+    const Piece next = more ? at(i + 1) : Piece{};
+    step<format>(rows, piece, more ? &next : nullptr, causal);
+    piece = next;
+  }
+}
+
 template <int format>
 static void attend_paged(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
   plain_queries<typename ProductOf<format>::type::Element>(rows);
-  const auto piece_at = [&](int t) {
-    return paged_piece<format>(rows, pages, t, end - t < kMaxTokens ? end - t : kMaxTokens);
-  };
-  if (begin >= end) return;
-  Piece piece = piece_at(begin);
-  for (int t = begin; t < end; t += kMaxTokens) {
-    const bool more = t + kMaxTokens < end;
-    const Piece next = more ? piece_at(t + kMaxTokens) : Piece{};
-    step<format>(rows, piece, more && next.tokens == piece.tokens ? &next : nullptr, causal);
-    piece = next;
-  }
+  walk<format>(rows, (end - begin + kMaxTokens - 1) / kMaxTokens, causal, [&](int i) {
+    const int first = begin + i * kMaxTokens, left = end - first;
+    return paged_piece<format>(rows, pages, first, left < kMaxTokens ? left : kMaxTokens);
+  });
 }
 
 static void attend_hot_format(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
@@ -408,17 +410,11 @@ template <int format> static Piece cold_piece(const Rows& rows, const uint8_t* h
 
 template <int format> static void attend_cold(Rows& rows, int begin, int end) {
   const int T = rows.call.cache.cold_tokens, per_page = (T + kMaxTokens - 1) / kMaxTokens;
-  const auto piece_at = [&](int i) {
-    const uint8_t* head = head_of(rows.call.cache, rows.work.pages[i / per_page], rows.work.head);
+  walk<format>(rows, (end - begin) * per_page, false, [&](int i) {
+    const int32_t page = rows.work.pages[begin + i / per_page];
+    const uint8_t* head = head_of(rows.call.cache, page, rows.work.head);
     return cold_piece<format>(rows, head, i % per_page * kMaxTokens);
-  };
-  Piece piece = piece_at(begin * per_page);
-  for (int i = begin * per_page; i < end * per_page; ++i) {
-    const bool more = i + 1 < end * per_page;
-    const Piece next = more ? piece_at(i + 1) : Piece{};
-    step<format>(rows, piece, more ? &next : nullptr, false);
-    piece = next;
-  }
+  });
 }
 
 static void attend_split(Rows& rows) {
@@ -488,7 +484,7 @@ static void finish(Partial state, int rows, int D, int group, const float* sinks
 }
 
 static int64_t scratch_bytes() {
-  return sizeof(Scratch) + 64;
+  return sizeof(Scratch);
 }
 
 } // namespace

@@ -12,7 +12,6 @@ enum Format { kF32, kBf16, kF16, kQ8, kQ4 };
 template <int format> struct Block;
 
 template <> struct Block<kF32> {
-  static constexpr int bytes = 512;
   EKV_INLINE void load(const uint8_t* from, vf out[8]) {
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) out[k] = ::load(reinterpret_cast<const float*>(from) + 16 * k);
@@ -20,7 +19,6 @@ template <> struct Block<kF32> {
 };
 
 template <> struct Block<kBf16> {
-  static constexpr int bytes = 256;
   EKV_INLINE void load(const uint8_t* from, vf out[8]) {
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
@@ -32,7 +30,6 @@ template <> struct Block<kBf16> {
 };
 
 template <> struct Block<kF16> {
-  static constexpr int bytes = 256;
   EKV_INLINE void load(const uint8_t* from, vf out[8]) {
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
@@ -49,7 +46,6 @@ EKV_INLINE vf from_code8(vu code) {
 }
 
 template <> struct Block<kQ8> {
-  static constexpr int bytes = 128;
   EKV_INLINE void load(const uint8_t* from, vf out[8]) {
     for (int k = 0; k < 4; ++k) {
       uint8_t row[32];
@@ -66,7 +62,6 @@ template <> struct Block<kQ8> {
 constexpr float kCentre4 = 8.0f;
 
 template <> struct Block<kQ4> {
-  static constexpr int bytes = 64;
   EKV_INLINE void load(const uint8_t* from, vf out[8]) {
     const vu words = load_u32(from);
 #pragma GCC unroll 4
@@ -85,10 +80,6 @@ constexpr bool quantized(int format) {
 }
 constexpr int block_bytes(int format) {
   return format == kF32 ? 512 : format == kQ8 ? 128 : format == kQ4 ? 64 : 256;
-}
-
-EKV_INLINE int hot_format(int type) {
-  return type == entropykv::kFloat32 ? kF32 : type == entropykv::kBFloat16 ? kBf16 : kF16;
 }
 
 } // namespace

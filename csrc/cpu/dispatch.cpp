@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which instruction set's kernels run. ENTROPYKV_ISA may lower the choice, never raise it.
+// Which instruction set's kernels run. ENTROPYKV_ISA may lower the choice, or ask for AMX.
 #include "kernels.h"
 
 #include <stdlib.h>

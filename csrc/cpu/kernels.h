@@ -21,6 +21,10 @@ struct Cache {
   int type, bits, cold_tokens;
 };
 
+static inline uint8_t* head_of(const Cache& cache, int64_t page, int head) {
+  return cache.data + page * cache.page_bytes + head * cache.head_bytes;
+}
+
 struct Attention {
   Cache cache;
   const uint8_t* query;  // [tokens][heads][head_size]
@@ -32,7 +36,7 @@ struct Attention {
 // Query tokens of one request and KV head, against a range of its tokens.
 struct Work {
   const int32_t* pages; // cold ones first
-  int cold_pages, hot_tokens;
+  int cold_pages;
   int64_t first_row; // of the query tensor: the block's first token
   int queries;       // tokens of the block
   int position;      // index among the hot tokens of the block's first token

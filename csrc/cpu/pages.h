@@ -10,11 +10,8 @@ namespace {
 using entropykv::byte_of_code8;
 using entropykv::Cache;
 using entropykv::ColdLayout;
+using entropykv::head_of;
 using entropykv::kGroup;
-
-EKV_INLINE uint8_t* head_bytes_of(const Cache& cache, int64_t page, int head) {
-  return cache.data + page * cache.page_bytes + head * cache.head_bytes;
-}
 
 // Elements from the start of a head's bytes: key and value of a token's channel in a hot page.
 EKV_INLINE int64_t key_at(const Cache& c, int pair, int t, int d) {
@@ -24,11 +21,6 @@ EKV_INLINE int64_t value_at(const Cache& c, int pair, int t, int d) {
   return (int64_t{d / 16} * (c.page / pair) + t / pair) * 16 * pair + d % 16 * pair + t % pair;
 }
 
-EKV_INLINE float read_item(const uint8_t* from, int type) {
-  if (type == entropykv::kFloat32) return load_as<float>(from);
-  const uint16_t h = load_as<uint16_t>(from);
-  return type == entropykv::kBFloat16 ? bf16_to_float(h) : half_to_float(h);
-}
 // A token's channels: four bytes (a number, or a pair of them) to every 64th byte of its tile's
 // keys, and single numbers to its row of the values.
 template <class Item>
@@ -65,7 +57,7 @@ static void write_tokens(const Cache& c, const uint8_t* key, const uint8_t* valu
       store(k + d, load_type(key + (i * key_stride + int64_t{head} * D + d) * item, type));
       store(v + d, load_type(value + (i * value_stride + int64_t{head} * D + d) * item, type));
     }
-    write_token(c, head_bytes_of(c, slots[i] / c.page, head), int(slots[i] % c.page), k, v);
+    write_token(c, head_of(c, slots[i] / c.page, head), int(slots[i] % c.page), k, v);
   }
 }
 
@@ -97,7 +89,7 @@ static void read_hot(const Cache& c, const int64_t* pages, int count, int head, 
                      float* values) {
   const int64_t n = int64_t{c.page} * c.head_size;
   for (int i = 0; i < count; ++i, keys += n, values += n) {
-    const uint8_t* from = head_bytes_of(c, pages[i], head);
+    const uint8_t* from = head_of(c, pages[i], head);
     const uint8_t* value = from + n * entropykv::item_bytes(c.type);
     switch (c.type) {
     case entropykv::kFloat32:
@@ -135,7 +127,7 @@ static void read_codes(const Cache& c, const uint8_t* from, float* keys, float* 
 }
 
 static void read_cold(const Cache& c, int64_t page, int head, float* keys, float* values) {
-  const uint8_t* from = head_bytes_of(c, page, head);
+  const uint8_t* from = head_of(c, page, head);
   if (c.bits == 8) return read_codes<kQ8>(c, from, keys, values);
   if (c.bits == 4) return read_codes<kQ4>(c, from, keys, values);
   read_hot(c, &page, 1, head, keys, values);
@@ -278,7 +270,7 @@ static void write_codes(const Cache& c, uint8_t* to, const float* keys, const fl
 
 static void write_page(const Cache& c, int64_t page, int head, const float* keys,
                        const float* values, uint8_t* codes) {
-  uint8_t* to = head_bytes_of(c, page, head);
+  uint8_t* to = head_of(c, page, head);
   if (c.bits < 16) return write_codes(c, to, keys, values, codes);
   for (int t = 0; t < c.page; ++t)
     write_token(c, to, t, keys + int64_t{t} * c.head_size, values + int64_t{t} * c.head_size);

@@ -61,8 +61,8 @@ struct FloatProduct {
 #pragma GCC unroll 2
         for (int c = 0; c < columns; ++c) {
           vf block[8];
-          Block<format>::load(b[c] + int64_t{i} * Block<format>::bytes, block);
-          if (ahead) fetch<format>(ahead[c] + int64_t{i} * Block<format>::bytes);
+          Block<format>::load(b[c] + int64_t{i} * block_bytes(format), block);
+          if (ahead) fetch<format>(ahead[c] + int64_t{i} * block_bytes(format));
 #pragma GCC unroll 8
           for (int k = 0; k < 8; ++k)
 #pragma GCC unroll 8
@@ -79,13 +79,6 @@ struct FloatProduct {
 
 #if EKV_PAIRS
 template <int format> struct PairBlock;
-
-template <> struct PairBlock<kBf16> {
-  EKV_INLINE void load(const uint8_t* from, __m512i out[4]) {
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) out[k] = _mm512_loadu_si512(from + 64 * k);
-  }
-};
 
 // bf16 of small integers: exact.
 alignas(64) const uint16_t kBf16OfCode4[32] = {

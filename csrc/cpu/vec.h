@@ -239,16 +239,6 @@ EKV_INLINE uint16_t float_to_half(float x) {
   const _Float16 h = static_cast<_Float16>(x);
   return load_as<uint16_t>(&h);
 }
-EKV_INLINE float bf16_to_float(uint16_t h) {
-  const uint32_t bits = uint32_t{h} << 16;
-  return load_as<float>(&bits);
-}
-EKV_INLINE uint16_t float_to_bf16(float x) {
-  const uint32_t bits = load_as<uint32_t>(&x);
-  if (x != x) return (bits >> 16) | 0x40;
-  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
-
 // Sixteen elements of any type.
 EKV_INLINE vf load_type(const uint8_t* from, int type) {
   if (type == entropykv::kFloat32) return load(reinterpret_cast<const float*>(from));

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, dummy, pool, presets, table
+from entropykv_vllm.evaluation import cells, dummy, presets, table
 from entropykv_vllm.evaluation.decode_cell import WARM_UP_STEPS
 
 STOCK = "stock vLLM"
@@ -76,7 +76,6 @@ def spec(
     """Return what decides the result of a cell. The pool has room for full caches."""
     policy, eviction = settings(args)[name]
     length = longest(args, batch)
-    shape = pool.shape(folder, dummy.DTYPE)
     return {
         "name": name,
         "policy": policy,
@@ -87,13 +86,9 @@ def spec(
         "batch": batch,
         "steps": args.steps,
         "repeat": repeat,
-        "engine": {
-            **dummy.ENGINE,
-            "max_model_len": length,
-            "max_num_seqs": batch,
-            "kv_cache_memory_bytes": pool.pool_bytes(shape, batch * (length + 128)),
-            **json.loads(args.engine),
-        },
+        "engine": dummy.engine(
+            folder, length, batch, batch * (length + 128), json.loads(args.engine)
+        ),
     }
 
 

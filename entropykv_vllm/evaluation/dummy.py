@@ -11,10 +11,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-DTYPE = "bfloat16"
+from entropykv_vllm.evaluation import pool
 
-# The engine's arguments for such a model. It has no tokenizer: prompts are token ids.
-ENGINE = {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": DTYPE}
+DTYPE = "bfloat16"
 
 
 def llama(
@@ -50,6 +49,24 @@ def write(config: dict[str, Any], folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     return str(folder)
+
+
+def engine(
+    folder: str, length: int, requests: int, room: int, more: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the engine's arguments for such a model, whose pool holds `room` full tokens.
+
+    It has no tokenizer: prompts are token ids.
+    """
+    return {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": DTYPE,
+        "max_model_len": length,
+        "max_num_seqs": requests,
+        "kv_cache_memory_bytes": pool.pool_bytes(pool.shape(folder, DTYPE), room),
+        **more,
+    }
 
 
 def prompts(count: int, tokens: int, vocabulary: int, seed: int = 0) -> list[list[int]]:

@@ -30,6 +30,12 @@ def max_positions(model: str) -> int:
     return int(config["max_position_embeddings"])
 
 
+def check_length(model: str, tokens: int, more: int, what: str) -> None:
+    """Refuse prompts that, with what follows them, are longer than a model reads."""
+    if tokens + more > (longest := max_positions(model)):
+        raise SystemExit(f"--tokens {tokens}: this model reads {longest} with {what}")
+
+
 def eviction(policy: str, keep: float, tokens: int, config: dict[str, Any]) -> dict[str, Any]:
     """Return the eviction settings of a cell, such that policies of one `keep` use equal memory.
 

@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from entropykv_vllm.plan.capacity import capacity, head_bytes, quantized_bytes
+from entropykv_vllm.plan.tiers import automatic_segment
 
 ITEM = 2  # bytes of a bfloat16
 
 #: Page sizes of vLLM's kernel; its better one counts.
 VLLM_PAGES = (32, 128)
-
-#: A segment that is collapsed is near to this many tokens, as in the plugin.
-SEGMENT = 256
 
 
 class Format(NamedTuple):
@@ -119,10 +117,9 @@ def sets(megabytes: float, set_bytes: int) -> int:
 
 
 def segment(shape: Shape, kind: Format) -> tuple[int, int]:
-    """Hot pages of a segment, and cold pages that hold half of its tokens."""
+    """Hot pages of a segment as the plugin's, and cold pages that hold half of its tokens."""
     room = cold_tokens(shape, kind)
-    unit = math.lcm(kind.page, 2 * room)
-    tokens = max(1, round(SEGMENT / unit)) * unit
+    tokens = automatic_segment(kind.page, 2 * room)
     return tokens // kind.page, tokens // (2 * room)
 
 

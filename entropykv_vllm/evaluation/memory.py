@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, dummy, pool, presets, table
+from entropykv_vllm.evaluation import cells, dummy, presets, table
 
 # Settings of the grid besides keep and bits. The segment is whole pages of any bits, so all hold
 # equally many new tokens, and only what is left of the old ones differs.
@@ -84,14 +84,9 @@ def spec(args: argparse.Namespace, folder: str, name: str, tokens: int) -> dict[
         "config": model(args),
         "tokens": tokens,
         "decode": args.decode,
-        "engine": {
-            **dummy.ENGINE,
-            "max_model_len": length,
-            "max_num_seqs": 1,
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": pool.pool_bytes(pool.shape(folder, dummy.DTYPE), length),
-            **json.loads(args.engine),
-        },
+        "engine": dummy.engine(
+            folder, length, 1, length, {"enforce_eager": True, **json.loads(args.engine)}
+        ),
     }
 
 

@@ -61,8 +61,7 @@ def check(args: argparse.Namespace) -> None:
     needed, window = len(ids) + ANSWER_TOKENS, args.config.get("window", engines.WINDOW)
     if window < needed:
         raise SystemExit(f"the window of {window} tokens must cover the question: {needed} or more")
-    if args.tokens + ANSWER_TOKENS > (longest := engines.max_positions(args.model)):
-        raise SystemExit(f"--tokens {args.tokens}: this model reads {longest} with the answer")
+    engines.check_length(args.model, args.tokens, ANSWER_TOKENS, "the answer")
 
 
 def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:

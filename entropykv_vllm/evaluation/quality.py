@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, divergence, engines, pool, table
+from entropykv_vllm.evaluation import cells, divergence, engines, pool, presets, table
 from entropykv_vllm.model.fetch import NAME
 
-PRESETS = ("quality", "balanced", "long-context", "extreme", "max")
+PRESETS = tuple(name for name, policy in presets.PRESETS.items() if policy == "entropykv")
 # Named KEEP-BITS.
 GRID = tuple(f"{keep:g}-{bits}" for keep in (1.0, 0.5, 0.25) for bits in (16, 8, 4))
 GRID_NAME = re.compile(r"(\d(?:\.\d+)?)-(16|8|4)")
@@ -123,12 +123,6 @@ def rows(results: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def check(args: argparse.Namespace) -> None:
-    """Refuse texts that are too long for the model."""
-    if args.tokens + args.steps > (longest := engines.max_positions(args.model)):
-        raise SystemExit(f"--tokens {args.tokens}: this model reads {longest} with the steps")
-
-
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all cells, the full cache first; another that fails is reported and left out."""
     from tqdm import tqdm
@@ -164,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     args.config = json.loads(args.config)
-    check(args)
+    engines.check_length(args.model, args.tokens, args.steps, "the steps")
     results = measure(args)
     text = table.render(HEADER, rows(results))
     print(f"\n{args.steps} tokens after {args.tokens}, {args.texts} texts a cell\n\n{text}")

@@ -128,8 +128,7 @@ def rows(results: list[dict[str, Any]]) -> list[list[str]]:
 
 def check(args: argparse.Namespace) -> None:
     """Refuse texts that are too long for the model, and those without an old part."""
-    if args.tokens + args.steps > (longest := engines.max_positions(args.model)):
-        raise SystemExit(f"--tokens {args.tokens}: this model reads {longest} with the steps")
+    engines.check_length(args.model, args.tokens, args.steps, "the steps")
     if not 0 <= args.window < args.tokens:
         raise SystemExit(f"--window {args.window}: nothing of {args.tokens} tokens would be old")
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +20,6 @@ drop = _OPS.drop
 
 def description() -> str:
     """What runs the ops, for a log line."""
-    if isinstance(_OPS, ModuleType) and _OPS is reference:
+    if _OPS is reference:
         return "plain torch, slow: the package was built without its native kernels"
     return f"native, {native.isa()}"

@@ -77,7 +77,7 @@ class EvictionWorkerMixin:
         storages = {cache.untyped_storage().data_ptr(): cache for cache in caches}
         huge = [hugepages.advise(cache) for cache in storages.values()]
         logger.info(
-            "EntropyKV kernels: %s; KV cache in huge pages: %s",
+            "EntropyKV kernels: %s; huge pages for the KV cache: %s",
             ops.description(),
             "yes" if all(huge) else "no, the system gave none",
         )

@@ -354,18 +354,22 @@ def used_equal(a, b, moves):
     return torch.equal(*same)
 
 
+def check_moves(moves, carry_out, check):
+    """Each move by itself, then all of them in one call."""
+    cache = moves.cache
+    for i in range(len(moves.src)):
+        single = moves.one(cache, i)
+        cache = carry_out(single)
+        check(single, cache)
+    assert used_equal(carry_out(moves), cache, moves)
+
+
 @every_isa
 @examples(80)
 @given(collapses())
 def test_collapse(isa, moves):
-    """Each move by itself, then all of them in one call."""
     with native.use(isa):
-        cache = moves.cache
-        for i in range(len(moves.src)):
-            single = moves.one(cache, i)
-            cache = single.collapse(ops.collapse)
-            check_collapse(single, cache)
-        assert used_equal(moves.collapse(ops.collapse), cache, moves)
+        check_moves(moves, lambda some: some.collapse(ops.collapse), check_collapse)
 
 
 @every_isa
@@ -491,11 +495,5 @@ def check_drop(moves, after):
 @examples(80)
 @given(drops())
 def test_drop(isa, moves):
-    """Each move by itself, then all of them in one call."""
     with native.use(isa):
-        cache = moves.cache
-        for i in range(len(moves.src)):
-            single = moves.one(cache, i)
-            cache = single.drop(ops.drop)
-            check_drop(single, cache)
-        assert used_equal(moves.drop(ops.drop), cache, moves)
+        check_moves(moves, lambda some: some.drop(ops.drop), check_drop)
