@@ -7,6 +7,7 @@ is float32, bfloat16 or float16 ``[num_blocks, heads, page, 2 * head_size]``, an
 page's head are contiguous.
 """
 
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from entropykv_vllm.kernels.formats import cold_capacity, page_bytes, read_cold, write_cold
 from entropykv_vllm.kernels.layout import read_pages, write_tokens
-from entropykv_vllm.kernels.scores import SCORES, Score
+from entropykv_vllm.kernels.scores import SCORES
 from entropykv_vllm.kernels.select import select
 
 # Logits that are held at once.
@@ -68,19 +69,79 @@ def attention(
     Raises:
         ValueError: unknown ``bits``, or query heads that the heads do not divide.
     """
-    heads, query_heads = cache.shape[1], query.shape[1]
-    if query_heads % heads:
-        raise ValueError(f"{query_heads} query heads cannot share {heads} KV heads.")
+    _check_query_heads(query, cache)
     for request, (start, end) in enumerate(pairwise(starts.tolist())):
         if start == end:
             continue
         row = table[request].long()
         keys, values = _tokens(cache, row, int(cold[request]), int(hot[request]), bits)
-        rows = max(1, LOGITS // (query_heads * keys.shape[1]))
-        for first in range(start, end, rows):
-            part = slice(first, min(first + rows, end))
-            visible = keys.shape[1] - end + 1 + torch.arange(first, part.stop, device=query.device)
-            output[part] = _attend(query[part], keys, values, visible, scale, softcap, sinks)
+        for part, weights in _weights(query, keys, start, end, scale, softcap, sinks):
+            mixed = weights @ values[:, None]
+            output[part] = mixed.flatten(0, 1).transpose(0, 1)
+
+
+def observe(
+    query: Tensor,
+    cache: Tensor,
+    mass: Tensor,
+    starts: Tensor,
+    table: Tensor,
+    cold: Tensor,
+    hot: Tensor,
+    bits: int,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+    first: Tensor,
+    fresh: Tensor,
+) -> None:
+    """Add the attention that each token gets to a table with a number per slot of a page.
+
+    What a query gives a token is its weight in `attention`'s softmax, averaged over the query heads
+    that share a KV head. The sum over all queries is the score of H2O (arXiv 2306.14048), over
+    those at the end of a prompt that of SnapKV (2404.14469), over the last one that of TOVA
+    (2401.06104).
+
+    Args:
+        query: as in `attention`, and so are all arguments that are not described here.
+        cache: holds the new tokens already.
+        mass: float32 ``[num_blocks, heads, slots]``, written in place. Of a hot page the first
+            ``page`` slots are in use, of a cold one as many as it holds tokens; no other slot is
+            read or written.
+        starts: int32 ``[requests + 1]``.
+        table: int32 ``[requests, width]``. Requests that share a page all add to it.
+        cold: int32 ``[requests]``.
+        hot: int32 ``[requests]``.
+        bits: 16, 8 or 4.
+        scale: factor of the logits.
+        softcap: 0 for none.
+        sinks: float32 ``[query_heads]`` or None.
+        first: int32 ``[requests]``, the first row of each request that counts, 0 for all; from
+            its number of rows on, none does.
+        fresh: int32 ``[requests]``; where it is not 0, the slots in use of the request's pages are
+            set to 0 before any request adds to them, even if none of its rows counts.
+
+    Raises:
+        ValueError: as in `attention`, or ``mass`` does not fit the cache.
+    """
+    _check_query_heads(query, cache)
+    page, capacity = cache.shape[2], cold_capacity(cache, bits)
+    _check_slots("mass", mass, cache, max(page, capacity))
+    pages = [_pages(cache, *request) for request in zip(table.long(), cold, hot, strict=False)]
+    for (old, new), clear in zip(pages, fresh.tolist(), strict=True):
+        if clear:
+            mass[old, :, :capacity] = 0
+            mass[new, :, :page] = 0
+    for request, (start, end) in enumerate(pairwise(starts.tolist())):
+        counted = start + max(int(first[request]), 0)
+        if counted >= end:
+            continue
+        row = table[request].long()
+        keys, _ = _tokens(cache, row, int(cold[request]), int(hot[request]), bits)
+        parts = _weights(query, keys, counted, end, scale, softcap, sinks)
+        given = sum(weights.mean(1).sum(1).T for _, weights in parts)
+        where = _slots(*pages[request], capacity, page)
+        mass.mT.index_put_([x[: len(given)] for x in where], given, accumulate=True)
 
 
 def collapse(
@@ -93,6 +154,8 @@ def collapse(
     scope: str,
     from_bits: int,
     bits: int,
+    scores: Tensor | None = None,
+    side: Tensor | None = None,
 ) -> None:
     """Move by move, write the best tokens of some pages to cold ones, in order of position.
 
@@ -108,23 +171,41 @@ def collapse(
         scope: "head" or "layer", see there.
         from_bits: 16 for hot pages as ``src``; of cold ones, their bits.
         bits: 16, 8 or 4, of the pages that are written.
+        scores: None, or float32 ``[moves, heads, tokens of src]``, higher = keep: taken in place of
+            the policy's, whose name may be anything then. They are given before the first move: of
+            a page that an earlier move of the call writes, they must be those of what it writes.
+        side: None, or float32 ``[num_blocks, heads, slots]``, written in place: a number per token,
+            in the first slots of its page. Those of the tokens that stay go with them.
 
     Raises:
-        ValueError: an unknown option, or the sources hold fewer tokens than must be written.
+        ValueError: an unknown option, the sources hold fewer tokens than must be written, or
+            ``scores`` or ``side`` do not fit the pages.
     """
-    score = _score(policy)
-    keep = dst.shape[1] * cold_capacity(cache, bits)
-    for pages, to, protect in zip(src.long(), dst.long(), sinks, strict=True):
+    source, target = cold_capacity(cache, from_bits), cold_capacity(cache, bits)
+    score = _scores_of(policy, scores, src, cache, source)
+    _check_slots("side", side, cache, max(source, target))
+    for move, (pages, to, protect) in enumerate(zip(src.long(), dst.long(), sinks, strict=True)):
         keys, values = _by_head(*read_cold(cache, pages, from_bits))
-        scores = score(keys, values)
-        best = select(scores, keep, protect=protect, granularity=granularity, scope=scope)
+        worth, keep = score(move, keys, values), len(to) * target
+        best = select(worth, keep, protect=protect, granularity=granularity, scope=scope)
         keys, values = (
             _by_page(torch.take_along_dim(x, best[..., None], 1), to) for x in (keys, values)
         )
         write_cold(cache, to, keys, values, bits)
+        if side is not None:
+            _move_side(side, pages, to, source, target, best)
 
 
-def drop(cache: Tensor, src: Tensor, dst: Tensor, sinks: Tensor, policy: str, bits: int) -> None:
+def drop(
+    cache: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    sinks: Tensor,
+    policy: str,
+    bits: int,
+    scores: Tensor | None = None,
+    side: Tensor | None = None,
+) -> None:
     """Move by move, copy the best of some cold pages, head by head, byte for byte and in order.
 
     A page is as good as the mean score of its tokens, where all pages of a move are one segment.
@@ -137,24 +218,72 @@ def drop(cache: Tensor, src: Tensor, dst: Tensor, sinks: Tensor, policy: str, bi
         sinks: integers ``[moves]``, leading tokens whose pages must stay.
         policy: a name in `entropykv_vllm.kernels.scores.SCORES`.
         bits: 16, 8 or 4, of the pages.
+        scores: as in `collapse`.
+        side: as in `collapse`.
 
     Raises:
-        ValueError: unknown ``bits`` or ``policy``, or more pages to write than to read.
+        ValueError: unknown ``bits`` or ``policy``, more pages to write than to read, or ``scores``
+            or ``side`` do not fit the pages.
     """
-    score = _score(policy)
     raw, tokens = page_bytes(cache), cold_capacity(cache, bits)
-    for pages, to, protect in zip(src.long(), dst.long(), sinks, strict=True):
-        scores = score(*_by_head(*read_cold(cache, pages, bits)))
-        means = scores.unflatten(-1, (len(pages), tokens)).contiguous().mean(-1)
+    score = _scores_of(policy, scores, src, cache, tokens)
+    _check_slots("side", side, cache, tokens)
+    for move, (pages, to, protect) in enumerate(zip(src.long(), dst.long(), sinks, strict=True)):
+        worth = score(move, *_by_head(*read_cold(cache, pages, bits)))
+        means = worth.unflatten(-1, (len(pages), tokens)).contiguous().mean(-1)
         best = select(means, len(to), protect=(protect + tokens - 1) // tokens)
         kept = torch.take_along_dim(raw[pages].transpose(0, 1), best[..., None], 1)
         raw.index_copy_(0, to, kept.transpose(0, 1))
+        if side is not None:
+            whole = best[..., None] * tokens + torch.arange(tokens, device=best.device)
+            _move_side(side, pages, to, tokens, tokens, whole.flatten(1))
 
 
-def _score(policy: str) -> Score:
-    if policy not in SCORES:
-        raise ValueError(f"The policy {policy!r} is not one of {', '.join(SCORES)}.")
-    return SCORES[policy]
+def _scores_of(
+    policy: str, scores: Tensor | None, src: Tensor, cache: Tensor, tokens: int
+) -> Callable[[int, Tensor, Tensor], Tensor]:
+    """The scores of a move's tokens: those that are given, else the policy's of keys and values."""
+    if scores is None:
+        if policy not in SCORES:
+            raise ValueError(f"The policy {policy!r} is not one of {', '.join(SCORES)}.")
+        return lambda _, keys, values: SCORES[policy](keys, values)
+    shape = (len(src), cache.shape[1], src.shape[1] * tokens)
+    if scores.shape != shape or scores.dtype != torch.float32:
+        raise ValueError(
+            f"scores must be float32 {shape}, not {scores.dtype} {tuple(scores.shape)}."
+        )
+    return lambda move, *_: scores[move]
+
+
+def _check_slots(name: str, table: Tensor | None, cache: Tensor, tokens: int) -> None:
+    """A table with a number for each slot must have room for pages of ``tokens`` tokens."""
+    if table is None:
+        return
+    blocks, heads = cache.shape[:2]
+    fits = table.ndim == 3 and table.shape[:2] == (blocks, heads) and table.shape[2] >= tokens
+    if not fits or table.dtype != torch.float32:
+        raise ValueError(
+            f"{name} must be float32 [{blocks}, {heads}, {tokens} or more], "
+            f"not {table.dtype} {list(table.shape)}."
+        )
+
+
+def _move_side(
+    side: Tensor, pages: Tensor, to: Tensor, source: int, target: int, best: Tensor
+) -> None:
+    """Numbers of the ``best`` ``[heads, kept]`` tokens of some pages, to those that they went to.
+
+    ``source`` and ``target`` are the tokens of a page of each.
+    """
+    numbers = side[pages, :, :source].transpose(0, 1).flatten(1)
+    kept = numbers.gather(1, best).unflatten(1, (len(to), target))
+    side[to, :, :target] = kept.transpose(0, 1)
+
+
+def _check_query_heads(query: Tensor, cache: Tensor) -> None:
+    heads, query_heads = cache.shape[1], query.shape[1]
+    if query_heads % heads:
+        raise ValueError(f"{query_heads} query heads cannot share {heads} KV heads.")
 
 
 def _by_head(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,6 +296,19 @@ def _by_page(tokens: Tensor, pages: Tensor) -> Tensor:
     return tokens.unflatten(1, (len(pages), -1)).transpose(0, 1)
 
 
+def _pages(cache: Tensor, row: Tensor, cold: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:
+    """The cold and the hot pages in a request's row of the table."""
+    old, new = int(cold), -(-int(hot) // cache.shape[2])
+    return row[:old], row[old : old + new]
+
+
+def _slots(cold: Tensor, hot: Tensor, capacity: int, page: int) -> tuple[Tensor, Tensor]:
+    """The page, and the place in it, of each token that some cold and hot pages have room for."""
+    old, new = torch.arange(capacity), torch.arange(page)
+    pages = torch.cat([cold.repeat_interleave(capacity), hot.repeat_interleave(page)])
+    return pages, torch.cat([old.repeat(len(cold)), new.repeat(len(hot))]).to(pages.device)
+
+
 def _tokens(cache: Tensor, row: Tensor, cold: int, hot: int, bits: int) -> list[Tensor]:
     """Keys and values of a request, float32 ``[heads, tokens, head_size]``."""
     pages = -(-hot // cache.shape[2])
@@ -176,25 +318,32 @@ def _tokens(cache: Tensor, row: Tensor, cold: int, hot: int, bits: int) -> list[
     return [torch.cat([a.float(), b[:, :hot].float()], 1) for a, b in zip(old, new, strict=True)]
 
 
-def _attend(
+def _weights(
     query: Tensor,
     keys: Tensor,
-    values: Tensor,
-    visible: Tensor,
+    start: int,
+    end: int,
     scale: float,
     softcap: float,
     sinks: Tensor | None,
-) -> Tensor:
-    """Queries ``[q, query_heads, dim]`` of a request, each to its first ``visible`` tokens."""
+) -> Iterator[tuple[slice, Tensor]]:
+    """The softmax of rows ``start`` to ``end``, the newest of a request with these ``keys``.
+
+    Yields:
+        Some rows, and what each gives to each token, ``[heads, group, rows, tokens]``.
+    """
     heads, tokens = keys.shape[:2]
-    groups = query.float().transpose(0, 1).unflatten(0, (heads, -1))
-    logits = groups @ keys[:, None].mT * scale
-    if softcap:
-        logits = softcap * torch.tanh(logits / softcap)
-    hidden = torch.arange(tokens, device=visible.device) >= visible[:, None]
-    logits = logits.masked_fill(hidden, -torch.inf)
-    if sinks is not None:
-        extra = sinks.float().view(heads, -1, 1, 1).expand(*logits.shape[:-1], 1)
-        logits = torch.cat([logits, extra], -1)
-    mixed = logits.softmax(-1)[..., :tokens] @ values[:, None]
-    return mixed.flatten(0, 1).transpose(0, 1)
+    rows = max(1, LOGITS // (query.shape[1] * tokens))
+    for first in range(start, end, rows):
+        part = slice(first, min(first + rows, end))
+        groups = query[part].float().transpose(0, 1).unflatten(0, (heads, -1))
+        logits = groups @ keys[:, None].mT * scale
+        if softcap:
+            logits = softcap * torch.tanh(logits / softcap)
+        position = tokens - end + torch.arange(first, part.stop, device=query.device)
+        hidden = torch.arange(tokens, device=query.device) > position[:, None]
+        logits = logits.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            extra = sinks.float().view(heads, -1, 1, 1).expand(*logits.shape[:-1], 1)
+            logits = torch.cat([logits, extra], -1)
+        yield part, logits.softmax(-1)[..., :tokens]

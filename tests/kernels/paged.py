@@ -103,6 +103,30 @@ class Batch(Brief):
         )
         return output
 
+    def observe(self, op, mass, first, fresh):
+        """What the op makes of ``mass`` (changed in place)."""
+        batch = self.starts, self.table, self.cold, self.hot, self.bits
+        logits = self.scale, self.softcap, self.sinks
+        op(self.query, self.cache, mass, *batch, *logits, first, fresh)
+        return mass
+
+    def slots(self, request):
+        """The page, and the place in it, of each token that a request has room for."""
+        page, cold = self.cache.shape[2], int(self.cold[request])
+        hot = -(-int(self.hot[request]) // page)
+        tokens = [cold_capacity(self.cache, self.bits)] * cold + [page] * hot
+        row = self.table[request].tolist()
+        return [(p, t) for p, n in zip(row, tokens, strict=False) for t in range(n)]
+
+    def new_mass(self, number):
+        """A table that `observe` can add to: a ``number`` in the slots in use, NaN elsewhere."""
+        slots = max(self.cache.shape[2], cold_capacity(self.cache, self.bits)) + 3
+        mass = torch.full((*self.cache.shape[:2], slots), torch.nan)
+        for request in range(len(self.cold)):
+            for page, place in self.slots(request):
+                mass[page, :, place] = number
+        return mass
+
     def part(self, request, first, last):
         """The query rows ``first`` to ``last`` of a request alone, before the later ones came."""
         start, end = self.starts[request : request + 2].tolist()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops in plain torch: attention against torch's own, collapse and drop against plain loops."""
 
+import math
 from unittest import mock
 
 import pytest
@@ -79,6 +80,75 @@ def test_attention_is_that_of_torch(batch, logits):
             torch.testing.assert_close(
                 output[start:end].float(), expected, atol=tolerance, rtol=tolerance
             )
+
+
+def dense_softmax(batch, request, first):
+    """What the rows of a request from ``first`` on give to its tokens: ``[heads, tokens]``."""
+    start, end = batch.starts[request : request + 2].tolist()
+    if start == end:
+        return torch.zeros(batch.cache.shape[1], 0)
+    query = batch.query[start:end].double()
+    keys = contiguous_tokens(batch, request)[0].double()
+    total = torch.zeros(keys.shape[:2], dtype=torch.double)
+    group = query.shape[1] // len(keys)
+    for r in range(max(first, 0), len(query)):
+        for head, q in enumerate(query[r]):
+            seen = keys[head // group, : keys.shape[1] - len(query) + 1 + r]
+            logits = seen @ q * batch.scale
+            if batch.softcap:
+                logits = batch.softcap * (logits / batch.softcap).tanh()
+            sink = 0 if batch.sinks is None else batch.sinks[head].double().exp()
+            weights = logits.exp()
+            total[head // group, : len(seen)] += weights / (weights.sum() + sink) / group
+    return total
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches(shared=st.booleans()), st.sampled_from([1, 1 << 10, reference.LOGITS]))
+def test_observe_adds_a_dense_softmax(batch, logits):
+    requests, mass = len(batch.cold), batch.new_mass(2.0)
+    first, fresh = torch.randint(-1, 22, (requests,)), torch.randint(2, (requests,))
+    expected = mass.clone()
+    for request in range(requests):
+        places = batch.slots(request)
+        for page, place in places if fresh[request] else []:
+            expected[page, :, place] = 0.0
+        weights = dense_softmax(batch, request, int(first[request])).T
+        for (page, place), weight in zip(places, weights, strict=False):
+            expected[page, :, place] += weight
+    with mock.patch.object(reference, "LOGITS", logits):
+        batch.observe(reference.observe, mass, first.int(), fresh.int())
+    torch.testing.assert_close(mass, expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+def shared_page():
+    """Two requests whose only page is the same, of three tokens that are alike."""
+    cache, ones = torch.zeros(2, 1, 16, 32), torch.ones(3, 1, 16)
+    reference.write(ones, ones, cache, torch.arange(16, 19))
+    starts, table = torch.tensor([0, 1, 2]).int(), torch.tensor([[1], [1]]).int()
+    cold, hot = torch.tensor([0, 0]).int(), torch.tensor([3, 3]).int()
+    return ones[:2], cache, starts, table, cold, hot
+
+
+def test_requests_that_share_a_page_both_add_to_it():
+    query, cache, *batch = shared_page()
+    mass, both = torch.full((2, 1, 16), torch.nan), torch.tensor([1, 1]).int()
+    reference.observe(query, cache, mass, *batch, 16, 1.0, 0.0, None, 0 * both, both)
+    torch.testing.assert_close(mass[1, 0], torch.tensor([2 / 3] * 3 + [0.0] * 13))
+    assert mass[0].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "mass", [torch.zeros(2, 1, 15), torch.zeros(2, 2, 16), torch.zeros(2, 1, 16).double()]
+)
+def test_a_table_that_does_not_fit_the_cache_is_refused(mass):
+    query, cache, *batch = shared_page()
+    zero = torch.tensor([0, 0]).int()
+    with pytest.raises(ValueError, match="mass must be float32"):
+        reference.observe(query, cache, mass, *batch, 16, 1.0, 0.0, None, zero, zero)
+    src, dst = torch.tensor([[0, 1]]), torch.tensor([[1]])
+    with pytest.raises(ValueError, match="side must be float32"):
+        reference.drop(cache, src, dst, zero[:1], "norm", 16, side=mass)
 
 
 def test_softcap_bounds_the_logits_but_not_the_sinks():
@@ -208,6 +278,78 @@ def test_drop_copies_the_best_pages_of_each_head(dtype, bits, policy, counts, si
         assert torch.equal(new_bytes[dst, h, :used], old_bytes[src[best], h, :used])
     others = [i for i in range(12) if i not in dst]
     assert same_bytes(new[others], cache[others])
+
+
+def naive_choice(scores, keep, protect):
+    """`naive_best` of scores that may be NaN, which is worse than every number."""
+    numbers = [s for s in scores if not math.isnan(s)]
+    order = {s: i + 1.0 for i, s in enumerate(sorted(set(numbers)))}
+    return naive_best([order.get(s, 0.0) for s in scores], keep, protect)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    from_bits=st.sampled_from([16, 8, 4]),
+    bits=st.sampled_from([16, 8, 4]),
+    sinks=st.integers(0, 60),
+    seed=st.integers(0, 2**31),
+)
+def test_given_scores_decide_and_numbers_go_with_their_tokens(from_bits, bits, sinks, seed):
+    """One move of collapse; few scores differ, so most choices are among equals."""
+    torch.manual_seed(seed)
+    cache = new_cache(12, 2, 32, 32, torch.float16, "nan", False)
+    source, target = (formats.cold_capacity(cache, b) for b in (from_bits, bits))
+    src, dst = torch.arange(target // source + 2, 0, -1), torch.tensor([2])
+    keys, values = torch.randn(2, len(src), 2, source, 32)
+    fill_cold(cache, src, keys, values, from_bits)
+    keys, values = (x.transpose(0, 1).flatten(1, 2) for x in (keys, values))
+    scores = torch.tensor([0.0, 1.0, 2.0, torch.inf, -torch.inf, torch.nan])
+    scores = scores[torch.randint(6, (1, *keys.shape[:2]))]
+    side, number = torch.full((12, 2, max(source, target) + 1), torch.nan), torch.rand(scores.shape)
+    side[src, :, :source] = number[0].unflatten(1, (len(src), source)).transpose(0, 1)
+    expected = side.clone()
+    args = src[None], dst[None], torch.tensor([sinks]), "any", "token", "head", from_bits, bits
+    reference.collapse(cache, *args, scores, side)
+
+    written = formats.read_cold(cache, dst, bits)
+    for h in range(2):
+        best = naive_choice(scores[0, h].tolist(), target, sinks)
+        expected[dst, h, :target] = number[0, h, best]
+        for new, old in zip(written, (keys, values), strict=True):
+            error = (new[0, h].float() - old[h, best]).abs().max()
+            assert error < {4: 0.7, 8: 0.06, 16: 2e-3}[min(bits, from_bits)]
+    torch.testing.assert_close(side, expected, atol=0, rtol=0, equal_nan=True)
+
+
+@settings(deadline=None, max_examples=40)
+@given(bits=st.sampled_from([16, 8, 4]), sinks=st.integers(0, 200), seed=st.integers(0, 2**31))
+def test_given_scores_decide_which_pages_are_dropped(bits, sinks, seed):
+    torch.manual_seed(seed)
+    cache = new_cache(9, 2, 32, 32, torch.float16, "noise", False)
+    tokens, src, dst = (
+        formats.cold_capacity(cache, bits),
+        torch.arange(6, 1, -1),
+        torch.tensor([3, 8]),
+    )
+    means = torch.tensor([0.0, 1.0, -torch.inf, torch.nan])[torch.randint(4, (2, 5))]
+    scores = means.repeat_interleave(tokens, 1)[None]
+    side, after = torch.rand(9, 2, tokens + 1), cache.clone()
+    kept = side.clone()
+    reference.drop(after, src[None], dst[None], torch.tensor([sinks]), "any", bits, scores, kept)
+    for h in range(2):
+        best = src[naive_choice(means[h].tolist(), 2, -(-sinks // tokens))]
+        assert same_bytes(after[dst, h], cache[best, h])
+        assert torch.equal(kept[dst, h, :tokens], side[best, h, :tokens])
+    others = [i for i in range(9) if i not in dst]
+    assert torch.equal(kept[others], side[others])
+    assert torch.equal(kept[dst, :, tokens:], side[dst, :, tokens:])
+
+
+def test_given_scores_must_fit_the_moves():
+    cache, one = torch.zeros(3, 1, 16, 32), torch.tensor([[1]])
+    for scores in (torch.zeros(1, 1, 32), torch.zeros(2, 1, 16), torch.zeros(1, 1, 16).double()):
+        with pytest.raises(ValueError, match=r"scores must be float32 \(1, 1, 16\)"):
+            reference.drop(cache, one, one, one[0], "norm", 16, scores)
 
 
 @pytest.mark.parametrize(
