@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hides facts between the sentences of a text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from entropykv_vllm.evaluation import prompts
+from entropykv_vllm.evaluation.tasks.case import Build, Case
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A case in words: facts and their depths, what is asked, how the answer begins."""
+
+    facts: Sequence[tuple[float, str]]
+    question: str
+    primer: str
+    answers: tuple[str, ...]
+
+
+def in_prose(draft: Callable[[random.Random, float], Draft]) -> Build:
+    """Return a task's `build`: `draft(rng, depth)` makes what is hidden at or after a depth."""
+
+    def build(
+        tokenizer: Any,
+        sentences: list[list[int]],
+        tokens: int,
+        count: int,
+        seed: int,
+        depths: tuple[float, float],
+    ) -> list[Case]:
+        rng = random.Random(seed)
+        return [
+            fit(tokenizer, sentences, start, tokens, draft(rng, depth))
+            for start, depth in places(sentences, count, rng, depths)
+        ]
+
+    return build
+
+
+def places(
+    sentences: list[list[int]], count: int, rng: random.Random, depths: tuple[float, float]
+) -> list[tuple[int, float]]:
+    """Return a first sentence and a depth for each case, so that neither follows the other."""
+    starts = [i * len(sentences) // count for i in range(count)]
+    rng.shuffle(starts)
+    return list(zip(starts, prompts.spread(count, *depths), strict=True))
+
+
+def fit(tokenizer: Any, sentences: list[list[int]], start: int, tokens: int, draft: Draft) -> Case:
+    """Return the case of a draft in prose from sentence `start` on."""
+    question = encode(tokenizer, draft.question)
+    facts = [(depth, encode(tokenizer, text)) for depth, text in draft.facts]
+    context = hide(tokenizer, sentences, start, tokens - len(question), facts)
+    primer = encode(tokenizer, draft.primer)
+    return Case(context, question, primer, draft.answers, min(depth for depth, _ in facts))
+
+
+def hide(
+    tokenizer: Any,
+    sentences: list[list[int]],
+    start: int,
+    tokens: int,
+    facts: Sequence[tuple[float, list[int]]],
+) -> list[int]:
+    """Return `tokens` tokens of prose, with each fact between the sentences nearest to its depth.
+
+    Raises:
+        ValueError: if no room is left for prose.
+    """
+    first = opening(tokenizer)
+    room = tokens - len(first) - sum(len(fact) for _, fact in facts)
+    if room <= 0:
+        raise ValueError(f"what is to be hidden needs {1 - room} more tokens")
+    hay = prompts.haystack(sentences, start, room)
+    ends = [0, *accumulate(map(len, hay))]
+    after: dict[int, list[int]] = {end: [] for end in ends}
+    for depth, fact in facts:
+        after[min(ends, key=lambda end: abs(end - depth * room))] += fact
+    pieces = zip(ends, [*hay, []], strict=True)
+    return first + [token for end, piece in pieces for token in after[end] + piece]
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Return the token ids of a text that stands inside a prompt."""
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def opening(tokenizer: Any) -> list[int]:
+    """Return the token that the model's prompts start with, if there is one."""
+    return [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id]
