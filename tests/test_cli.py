@@ -165,7 +165,13 @@ def test_fetch_prints_the_folder(
     monkeypatch.setattr(fetch, "fetch_model", fake)
     assert cli.main(["model", "fetch", "--quiet", "--verify", "--dir", "/models"]) == 0
     assert capsys.readouterr().out == "/models/one\n"
-    assert asked == {"cache": Path("/models"), "quiet": True, "every_byte": True}
+    assert asked == {
+        "cache": Path("/models"),
+        "quiet": True,
+        "every_byte": True,
+        "name": fetch.NAME,
+        "accept_terms": False,
+    }
 
 
 def test_a_failed_fetch_is_one_line_and_status_1(

