@@ -18,9 +18,12 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from entropykv_vllm.attention import masses
+from entropykv_vllm.attention.masses import Observed, observed
 from entropykv_vllm.attention.split import split
 from entropykv_vllm.kernels import ops
 from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.serving.settings import settings_of
 
 
 @dataclass
@@ -34,6 +37,7 @@ class TierMetadata:
     hot: Tensor
     bits: int
     slot_mapping: Tensor
+    observed: Observed | None
 
 
 class TierMetadataBuilder(CPUAttentionMetadataBuilder):
@@ -49,9 +53,17 @@ class TierMetadataBuilder(CPUAttentionMetadataBuilder):
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         step, plan = common_attn_metadata, self.kv_cache_spec.plan
         starts = step.query_start_loc
-        table, cold, hot = split(plan, step.block_table_tensor, step.seq_lens, starts.diff())
+        queries = starts.diff()
+        table, cold, hot = split(plan, step.block_table_tensor, step.seq_lens, queries)
         return TierMetadata(
-            step.num_actual_tokens, starts, table, cold, hot, plan.bits, step.slot_mapping
+            step.num_actual_tokens,
+            starts,
+            table,
+            cold,
+            hot,
+            plan.bits,
+            step.slot_mapping,
+            observed(plan, settings_of(self.vllm_config).policy, step.seq_lens, queries),
         )
 
 
@@ -82,6 +94,8 @@ class TierAttentionImpl(CPUAttentionBackendImpl):
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
             return
         ops.write(key, value, kv_cache, slot_mapping)
+        if (mass := masses.of(layer)) is not None:
+            masses.forget(mass, slot_mapping, kv_cache.shape[2])
 
     def forward(
         self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
@@ -91,10 +105,7 @@ class TierAttentionImpl(CPUAttentionBackendImpl):
                 layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
             )
         tokens = attn_metadata.num_actual_tokens
-        ops.attention(
-            query[:tokens],
-            kv_cache,
-            output[:tokens],
+        rest = (
             attn_metadata.query_start_loc,
             attn_metadata.table,
             attn_metadata.cold,
@@ -104,6 +115,10 @@ class TierAttentionImpl(CPUAttentionBackendImpl):
             self.logits_soft_cap,
             None if self.sinks is None else self.sinks.float(),
         )
+        ops.attention(query[:tokens], kv_cache, output[:tokens], *rest)
+        if (mass := masses.of(layer)) is not None:
+            seen = attn_metadata.observed
+            ops.observe(query[:tokens], kv_cache, mass, *rest, seen.first, seen.fresh)
         return output
 
 

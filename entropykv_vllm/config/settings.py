@@ -12,7 +12,9 @@ from typing import Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-Policy = Literal["entropykv", "norm", "knorm", "keydiff", "sink", "window", "random"]
+Policy = Literal[
+    "entropykv", "norm", "knorm", "keydiff", "sink", "window", "random", "h2o", "snapkv", "tova"
+]
 POLICIES: tuple[str, ...] = get_args(Policy)
 Bits = Literal[16, 8, 4]
 
@@ -112,6 +114,11 @@ class EvictionConfig(BaseModel):
         ge=-10,
         le=10,
         description="How much more early and late layers keep; negative is less.",
+    )
+    curve: Literal["lara", "pyramid"] = Field(
+        "lara",
+        description="What these two strengths follow: lara, which gives more to early and late "
+        "layers, or pyramid, which gives more to early ones.",
     )
     tiers: tuple[TierConfig, ...] | None = Field(
         None, description="Sets of layers made by hand, in place of LARA's."

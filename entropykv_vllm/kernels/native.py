@@ -15,6 +15,10 @@ import torch
 ALL_ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx_emulated", "amx")
 
 
+#: The scores that the kernels compute themselves; others are given to them.
+SCORES = ("entropykv", "norm", "knorm", "keydiff", "random", "sink", "window")
+
+
 @lru_cache(maxsize=1)
 def load() -> bool:
     """Register the operators in this process; False if they were not built."""

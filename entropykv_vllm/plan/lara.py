@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def curve(layers: int) -> list[float]:
@@ -15,6 +16,12 @@ def curve(layers: int) -> list[float]:
     squares = [(layer - (layers - 1) / 2) ** 2 for layer in range(layers)]
     mean = sum(squares) / layers
     return [0.5 * square / mean + 0.5 if mean else 1.0 for square in squares]
+
+
+def cuts(layers: int, group: int) -> dict[str, tuple[int, int]]:
+    """The tiers: `group` early layers, as many late ones, and those between, by name."""
+    edges = 0, group, layers - group, layers
+    return dict(zip(("early", "middle", "late"), pairwise(edges), strict=True))
 
 
 def allocate(

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from entropykv_vllm.config.settings import EvictionConfig, TierConfig
-from entropykv_vllm.plan import lara
+from entropykv_vllm.plan import lara, pyramid
 from entropykv_vllm.plan.schedule import TierPlan
+
+#: How quotas and windows may follow the layers: modules with `curve` and `cuts`.
+CURVES = {"lara": lara, "pyramid": pyramid}
 
 #: The share of the layers that LARA's early tier takes, and its late tier.
 EDGE = Fraction(1, 5)
@@ -48,7 +51,7 @@ def make_tiers(
     _check_segment(config, page, colds)
     if config.tiers is not None:
         return _tiers_by_hand(config, config.tiers, layers, page, colds)
-    return _lara_tiers(config, layers, page, colds[config.bits])
+    return _curved_tiers(config, layers, page, colds[config.bits])
 
 
 def _check_pages(config: EvictionConfig, page: int, colds: dict[int, int]) -> None:
@@ -96,7 +99,7 @@ def group_size(layers: int) -> int:
     return min(divisors, key=lambda d: (abs(d - EDGE * layers), d), default=layers)
 
 
-def _lara_tiers(
+def _curved_tiers(
     config: EvictionConfig, layers: Sequence[int], page: int, cold: int
 ) -> tuple[Tier, ...]:
     count = len(layers)
@@ -105,8 +108,8 @@ def _lara_tiers(
     if uniform or count < 3 * edge:
         plan = _plan(config, "all", (page, cold, config.bits), config.window, config.keep)
         return (Tier(tuple(layers), plan),)
-    cuts = {"early": (0, edge), "middle": (edge, count - edge), "late": (count - edge, count)}
-    shape = lara.curve(count)
+    curve = CURVES[config.curve]
+    cuts, shape = curve.cuts(count, edge), curve.curve(count)
     means = [sum(shape[a:b]) / (b - a) for a, b in cuts.values() for _ in range(a, b)]
     limit = _window_limits(config, page)
     windows = lara.allocate(config.window, config.lara_window, means, *limit)

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.spec import TierSpec
 from entropykv_vllm.plan.capacity import capacity
 from entropykv_vllm.plan.tiers import Tier, make_tiers
@@ -76,6 +77,11 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
         (
             parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
             "does not support context parallelism: leave it out",
+        ),
+        (
+            settings_of(config).policy in OBSERVED and cache.enable_prefix_caching,
+            "needs --no-enable-prefix-caching for scores that read attention, since requests with "
+            "the same prefix look at it differently: set that, choose an attention-free policy",
         ),
         (
             config.use_v2_model_runner,

@@ -106,6 +106,8 @@ def _settings(policy: str, args: argparse.Namespace) -> dict[str, Any]:
         **(getattr(args, "additional_config", None) or {}),
         CONFIG_KEY: settings["additional_config"][CONFIG_KEY],
     }
+    if getattr(args, "enable_prefix_caching", None) is not None:
+        settings.pop("enable_prefix_caching", None)  # `checks` says what is wrong with it
     if getattr(args, "block_size", None) is None:
         settings["block_size"] = page_size(config)
     return settings

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from entropykv_vllm.config.settings import CONFIG_KEY, EvictionConfig
+from entropykv_vllm.kernels.scores import OBSERVED
 
 WORKER = "entropykv_vllm.serving.worker.EvictionCPUWorker"
 SCHEDULER = "entropykv_vllm.serving.scheduler.EvictionScheduler"
@@ -27,6 +28,7 @@ def page_size(config: EvictionConfig) -> int:
 def engine_settings(config: EvictionConfig) -> dict[str, Any]:
     """vLLM engine arguments that turn eviction on, all but the page size."""
     return {
+        **({"enable_prefix_caching": False} if config.policy in OBSERVED else {}),
         "additional_config": {CONFIG_KEY: config.model_dump(mode="json", exclude_none=True)},
         "worker_cls": WORKER,
         "scheduler_cls": SCHEDULER,

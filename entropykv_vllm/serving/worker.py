@@ -14,10 +14,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from entropykv_vllm.attention import masses
 from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.kernels import hugepages, ops
+from entropykv_vllm.kernels.moves import carry_out
+from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.moves import PageMove
 from entropykv_vllm.pages.spec import TierSpec, tier_spec
+from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving import checks, seeded
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
@@ -27,10 +31,11 @@ logger = init_logger("vllm.entropykv")
 
 @dataclass(frozen=True)
 class TierLayers:
-    """The caches of the layers of a page group, and the bits of their cold pages."""
+    """The caches of the layers of a page group, their masses if a score reads those, their plan."""
 
-    bits: int
+    plan: TierPlan
     caches: list[torch.Tensor]
+    masses: list[torch.Tensor | None]
 
 
 class EvictionWorkerMixin:
@@ -63,14 +68,16 @@ class EvictionWorkerMixin:
         super().initialize_from_config(kv_cache_config)
         layers = self.vllm_config.compilation_config.static_forward_context
         self._tier_layers = {
-            i: TierLayers(
-                group.kv_cache_spec.plan.bits,
-                [layers[name].kv_cache for name in group.layer_names],
-            )
+            i: self._tier([layers[name] for name in group.layer_names], group.kv_cache_spec.plan)
             for i, group in enumerate(kv_cache_config.kv_cache_groups)
             if isinstance(group.kv_cache_spec, TierSpec)
         }
         self._report_kernels()
+
+    def _tier(self, layers: list, plan: TierPlan) -> TierLayers:
+        reads = self.eviction.policy in OBSERVED
+        tables = [masses.give(layer, plan) if reads else None for layer in layers]
+        return TierLayers(plan, [layer.kv_cache for layer in layers], tables)
 
     def _report_kernels(self) -> None:
         caches = [cache for tier in self._tier_layers.values() for cache in tier.caches]
@@ -81,6 +88,14 @@ class EvictionWorkerMixin:
             ops.description(),
             "yes" if all(huge) else "no, the system gave none",
         )
+        tables = [m for tier in self._tier_layers.values() for m in tier.masses if m is not None]
+        if tables:
+            logger.info(
+                "EntropyKV keeps %.1f MB of attention masses beside %.1f MB of pages, for %s",
+                sum(table.nbytes for table in tables) / 1e6,
+                sum(cache.nbytes for cache in caches) / 1e6,
+                self.eviction.policy,
+            )
 
     def execute_model(self, scheduler_output: SchedulerOutput):
         """Carry out the step's moves, then run the step."""
@@ -102,17 +117,11 @@ class EvictionWorkerMixin:
     def _move_pages(self, moves: list[PageMove]) -> None:
         """Carry out moves of one shape, in their order: each reads its pages before it writes."""
         tier, kind = self._tier_layers[moves[0].group], moves[0].kind
-        policy, choice = self.eviction.policy, self.eviction.selection
         src = torch.tensor([move.src for move in moves])
         dst = torch.tensor([move.dst for move in moves])
         sinks = torch.tensor([move.sinks for move in moves])
-        for cache in tier.caches:
-            # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
-            if kind == "drop" and tier.bits < 16:
-                ops.drop(cache, src, dst, sinks, policy, tier.bits)
-            else:
-                read_bits = 16 if kind == "collapse" else tier.bits
-                ops.collapse(cache, src, dst, sinks, policy, *choice, read_bits, tier.bits)
+        for cache, mass in zip(tier.caches, tier.masses, strict=True):
+            carry_out(cache, kind, src, dst, sinks, self.eviction, tier.plan.bits, mass)
 
     def _rewrite_row(self, move: PageMove) -> None:
         """Put the survivors' pages and the holes into the runner's copies of the table row."""

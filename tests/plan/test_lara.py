@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entropykv_vllm.config.settings import EvictionConfig, TierConfig
-from entropykv_vllm.plan import lara
+from entropykv_vllm.plan import lara, pyramid
 from entropykv_vllm.plan.capacity import capacity
 from entropykv_vllm.plan.tiers import group_size
 from entropykv_vllm.plan.tiers import make_tiers as make_tiers_of
@@ -30,6 +30,23 @@ def test_the_curve_has_mean_one_and_its_least_value_in_the_middle(layers):
     assert min(shape) == shape[layers // 2]
 
 
+@pytest.mark.parametrize("layers", LENGTHS)
+def test_the_pyramid_has_mean_one_and_falls(layers):
+    shape = pyramid.curve(layers)
+    assert math.isclose(sum(shape) / layers, 1)
+    assert shape == sorted(shape, reverse=True)
+    assert layers == 1 or math.isclose(shape[-1], pyramid.LAST)
+
+
+def test_thirty_layers_make_a_pyramid_of_five_parts():
+    tiers = make_tiers(EvictionConfig(curve="pyramid", lara_keep=0.5, keep=0.4), range(30), PAGE)
+    keeps = [tier.plan.keep for tier in tiers]
+    assert [len(tier.layers) for tier in tiers] == [6] * 5
+    assert keeps == sorted(keeps, reverse=True)
+    assert keeps[0] > 0.5
+    assert keeps[-1] < 0.3
+
+
 @given(st.integers(1, 128), st.floats(0.01, 1), st.floats(-3, 3))
 def test_a_total_does_not_depend_on_the_strength(layers, keep, strength):
     values = lara.allocate(keep, strength, lara.curve(layers), 0.0, 1.0)
@@ -45,17 +62,19 @@ def test_positive_strength_favours_the_ends_and_negative_the_middle():
 
 
 @pytest.mark.parametrize("layers", LENGTHS)
-def test_tiers_cover_each_layer_once_in_groups_of_equal_size(layers):
-    tiers = make_tiers(EvictionConfig(lara_keep=0.3), range(layers), PAGE)
+@pytest.mark.parametrize("curve", ["lara", "pyramid"])
+def test_tiers_cover_each_layer_once_in_groups_of_equal_size(layers, curve):
+    tiers = make_tiers(EvictionConfig(lara_keep=0.3, curve=curve), range(layers), PAGE)
     assert sorted(i for tier in tiers for i in tier.layers) == list(range(layers))
     smallest = min(len(tier.layers) for tier in tiers)
     assert all(len(tier.layers) % smallest == 0 for tier in tiers)
 
 
 @pytest.mark.parametrize("layers", LENGTHS)
+@pytest.mark.parametrize("curve", ["lara", "pyramid"])
 @pytest.mark.parametrize("strength", [-0.7, 0.3, 1.5])
-def test_tiers_hold_the_same_in_total(layers, strength):
-    config = EvictionConfig(keep=0.3, lara_keep=strength, lara_window=strength)
+def test_tiers_hold_the_same_in_total(layers, strength, curve):
+    config = EvictionConfig(keep=0.3, lara_keep=strength, lara_window=strength, curve=curve)
     tiers = make_tiers(config, range(layers), PAGE)
     kept = sum(tier.plan.keep * len(tier.layers) for tier in tiers)
     windows = sum(tier.plan.window * len(tier.layers) for tier in tiers)

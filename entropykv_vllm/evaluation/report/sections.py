@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: sections of cells that answer the same prompts, or read on in the same texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from entropykv_vllm.evaluation import engines
+from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.model.fetch import NAME
+
+POLICIES = (
+    "entropykv",
+    "norm",
+    "knorm",
+    "keydiff",
+    "h2o",
+    "snapkv",
+    "tova",
+    "sink",
+    "window",
+    "random",
+)
+KEEPS = (0.75, 0.5, 0.25, 0.1)
+BITS = (16, 8, 4)
+#: What the best of the matrix are compared at elsewhere.
+FEWER = (0.5, 0.25, 0.1)
+
+FULL = Cell("full cache", "none")
+
+
+@dataclass(frozen=True)
+class Section:
+    """Cells and the prompts that they answer; `task` "text" means to read on in ordinary text."""
+
+    name: str
+    cells: Sequence[Cell]
+    task: str = "needle"
+    model: str = NAME
+    tokens: int = 2048
+    prompts: int = 48
+    aware: bool = False
+    dtype: str = "bfloat16"
+    seed: int = 0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self) -> dict[str, Any]:
+        """What decides the results."""
+        cells = [[c.name, c.policy, dict(c.eviction), c.score] for c in self.cells]
+        return {
+            "task": self.task,
+            "model": self.model,
+            "tokens": self.tokens,
+            "prompts": self.prompts,
+            "aware": self.aware,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            **self.more,
+            "cells": cells,
+        }
+
+
+def cell(policy: str, keep: float, bits: int, tokens: int, name: str = "", **more: Any) -> Cell:
+    """One policy at one keep ratio and number of bits, named `policy keep bits` by itself."""
+    settings = engines.eviction(policy, keep, tokens, {**more, "bits": bits})
+    return Cell(name or f"{policy} {keep:g} {bits}", policy, settings)
+
+
+def kept(tokens: int, bits: Sequence[int] = BITS) -> list[Cell]:
+    """The full cache, and that of everything in fewer bits."""
+    return [FULL, *(cell("entropykv", 1.0, b, tokens, f"all 1 {b}") for b in bits if b < 16)]
+
+
+def grid(
+    policies: Sequence[str], keeps: Sequence[float], bits: Sequence[int], tokens: int
+) -> list[Cell]:
+    """Every policy at every keep ratio and number of bits; windows are in 16 bits alone."""
+    return kept(tokens, bits) + [
+        cell(policy, keep, b, tokens)
+        for policy in policies
+        for keep in keeps
+        for b in (bits if policy not in engines.WINDOW_ONLY else (16,))
+    ]
+
+
+def shapes(tokens: int, tiers: Mapping[str, Any] | None) -> list[Cell]:
+    """Ways to spread the same bytes over the layers, and to choose tokens within one."""
+    found = [FULL]
+    for keep in (0.5, 0.25):
+        for policy in ("entropykv", "keydiff"):
+            for name, more in SHAPES.items():
+                found.append(cell(policy, keep, 16, tokens, f"{policy} {keep:g} {name}", **more))
+            for name, more in CHOICES.items():
+                found.append(cell(policy, keep, 16, tokens, f"{policy} {keep:g} {name}", **more))
+            one = cell(policy, keep, 16, tokens, f"{policy} {keep:g} keys turned back")
+            found.append(Cell(one.name, policy, one.eviction, f"{policy}-unrotated"))
+            for name, made in (tiers or {}).get(f"{keep:g}", {}).items():
+                more = {"tiers": made}
+                found.append(cell(policy, keep, 16, tokens, f"{policy} {keep:g} {name}", **more))
+    return found
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "LARA windows 0.5": {"lara_window": 0.5},
+    "LARA quotas 0.3": {"lara_keep": 0.3},
+    "LARA quotas 0.6": {"lara_keep": 0.6},
+    "inverted LARA -0.3": {"lara_keep": -0.3},
+    "inverted LARA -0.6": {"lara_keep": -0.6},
+    "pyramid 0.3": {"curve": "pyramid", "lara_keep": 0.3},
+    "pyramid 0.6": {"curve": "pyramid", "lara_keep": 0.6},
+}
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "one choice a layer": {"scope": "layer"},
+    "blocks of 16": {"granularity": "block"},
+    "blocks of 16, one choice a layer": {"granularity": "block", "scope": "layer"},
+}
