@@ -19,6 +19,7 @@ SERVE_ARGS ?=
 
 # More arguments for the other commands.
 PYTEST_ARGS ?=
+EVAL_ARGS ?=
 NEEDLE_ARGS ?=
 QUALITY_ARGS ?=
 QUANTIZATION_ARGS ?=
@@ -60,8 +61,8 @@ help: ## list the targets
 	@echo 'variables: PYTHON=$(PYTHON) HOST=$(HOST) PORT=$(PORT) KV_EVICTION=$(KV_EVICTION)'
 	@echo '           KV_CONFIG=$(KV_CONFIG) OMP_NUM_THREADS=$(OMP_NUM_THREADS)' \
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
-	@echo '           SERVE_ARGS PYTEST_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS BENCH_ARGS' \
-		'MEMORY_ARGS DEMO_ARGS (handed on)'
+	@echo '           SERVE_ARGS PYTEST_ARGS EVAL_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS' \
+		'BENCH_ARGS MEMORY_ARGS DEMO_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -97,6 +98,10 @@ serve: model ## serve the embedded model with eviction on http://HOST:PORT/v1
 .PHONY: demo
 demo: model ## show what eviction saves, on one long prompt
 	$(BIN)/python -m entropykv_vllm.evaluation.demo $(DEMO_ARGS)
+
+.PHONY: eval
+eval: model ## measure what policies and bits cost, on several tasks
+	$(BIN)/entropykv eval $(EVAL_ARGS)
 
 .PHONY: needle
 needle: model ## measure how well facts survive in long contexts

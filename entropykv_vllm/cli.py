@@ -17,6 +17,10 @@ from entropykv_vllm.version import __version__
 ELSEWHERE = {
     "plan": ("entropykv_vllm.plan.show", "show what settings keep: tiers, windows, pages"),
     "needle": ("entropykv_vllm.evaluation.needle", "measure how facts survive in long contexts"),
+    "eval": (
+        "entropykv_vllm.evaluation.eval",
+        "measure what policies and bits cost on your model and your text",
+    ),
     "quality": (
         "entropykv_vllm.evaluation.quality",
         "measure how far next-token distributions are from the full cache",

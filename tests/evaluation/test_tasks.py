@@ -16,20 +16,9 @@ from entropykv_vllm.evaluation.tasks.grades import (
     words_in_order,
 )
 from entropykv_vllm.evaluation.tasks.prose import hide
+from tests.evaluation.letters import Letters
 
 ALL_OVER = (0.0, 1.0)
-
-
-class Letters:
-    """A tokenizer with a token for each character, and a token that prompts start with."""
-
-    bos_token_id = 0
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [self.bos_token_id] * add_special_tokens + [ord(letter) for letter in text]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(chr(token) for token in ids if token)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,6 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-PLACES = _words(
-    "lighthouse castle harbour museum bakery library theatre windmill chapel garden school "
-    "market factory hotel prison bridge tower stable hospital cottage"
-)
-
 WORDS = _words(
     "apple anchor arrow basket bell blanket bottle bread bucket butter button camel candle carpet "
     "cheese cherry clock cloud copper cotton crown diamond donkey dragon drum eagle engine feather "

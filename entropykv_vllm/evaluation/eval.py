@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv eval`: what do eviction and quantization cost on your model and your text?
+
+Facts are hidden in a text and asked for. Offline, all settings get the same keys and values of one
+reading; vLLM's engine and any OpenAI-compatible server can be asked the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from entropykv_vllm.evaluation import (
+    divergence,
+    engines,
+    eval_check,
+    eval_plot,
+    eval_rows,
+    eval_run,
+)
+from entropykv_vllm.evaluation.tasks import TASKS
+from entropykv_vllm.model.fetch import NAME
+
+T = TypeVar("T")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(prog="entropykv eval", description=(__doc__ or "").split("\n")[0])
+    add = p.add_argument
+    add("--model", help=f"a model's folder (default: {NAME}, fetched); of an endpoint, its name")
+    add("--tokenizer", help="an endpoint's tokenizer: a folder (default: the small model's)")
+    add(
+        "--backend",
+        default="offline",
+        help="offline (default), engine, or http://HOST:PORT/v1 of a server with its own cache",
+    )
+    add("--tasks", type=_list(str), default="needle,multikey,multivalue,word,copy", help=_TASKS)
+    add("--tokens", type=_list(int), default="2048", help="lengths of context and question")
+    add("--depths", type=_list(float), default="0,1", help="where facts lie, of 0,1 (all over)")
+    add("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
+    add("--text", type=Path, help="a text file to hide facts in (default: English prose)")
+    add("--policies", type=_list(str), default="entropykv,norm,keydiff,sink")
+    add("--keeps", type=_list(float), default="1,0.5,0.25", help="shares of the old tokens to keep")
+    add("--bits", type=_list(int), default="16,8,4", help="bits of the old tokens")
+    add("--presets", default="", help="presets to measure too, as they are")
+    add("--config", default="{}", help="eviction settings for all policies, as JSON")
+    add(
+        "--question",
+        choices=("after", "before"),
+        default="after",
+        help="read the question after the text was compressed (default), or before",
+    )
+    add("--kl", action="store_true", help="also compare next-token distributions on plain text")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=Path("results/eval"), help="default: %(default)s")
+    return p
+
+
+_TASKS = f"all, or of {', '.join(TASKS)} (default: %(default)s)"
+
+
+def _list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def parse(words: str) -> list[T]:
+        return list(dict.fromkeys(kind(word) for word in words.split(",") if word))
+
+    parse.__name__ = f"list of {kind.__name__}"
+    return parse
+
+
+def write(results: list[dict[str, Any]], out: Path) -> None:
+    """Print the table; write it, its numbers and its picture."""
+    text = eval_rows.render(results)
+    print(f"\n{text}")
+    (out / "table.md").write_text(text + "\n")
+    brief = [divergence.brief({k: v for k, v in r.items() if k != "answers"}) for r in results]
+    (out / "table.json").write_text(json.dumps(brief, indent=1) + "\n")
+    eval_plot.draw(results, out / "accuracy.png")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    from transformers import AutoTokenizer
+
+    args = parser().parse_args(argv)
+    try:
+        eval_check.check(args)
+        tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(args.tokenizer))
+        eval_check.check_text(args, tokenizer)
+        results = eval_run.run(args, tokenizer, eval_run.groups(args))
+    except (ValueError, RuntimeError) as error:
+        raise SystemExit(f"entropykv eval: {error}") from None
+    if not results:
+        return 1
+    write(results, args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

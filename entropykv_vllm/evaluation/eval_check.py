@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses what cannot be evaluated, before anything is started, in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from entropykv_vllm.evaluation import engines, eval_run, eval_texts
+from entropykv_vllm.evaluation.eval_engine import PRIMER
+from entropykv_vllm.evaluation.tasks import TASKS
+from entropykv_vllm.model.fetch import NAME
+
+# A whole page of any bits: collapsing right after the question needs one to end there.
+PAGE = 64
+
+# Tokens that a question may have.
+QUESTION = 32
+
+
+def check(args: argparse.Namespace) -> None:
+    """Complete the arguments, and refuse what cannot be measured.
+
+    Raises:
+        ValueError, SystemExit: one sentence that says what is wrong.
+    """
+    args.tasks = list(TASKS) if args.tasks == ["all"] else args.tasks
+    for task in args.tasks:
+        if task not in TASKS:
+            raise ValueError(f"'{task}' is not a task: choose of {', '.join(TASKS)}")
+    if (not args.tasks and not args.kl) or not args.tokens or args.prompts < 1:
+        raise ValueError("nothing is asked for: name tasks, tokens and prompts")
+    if len(args.depths) != 2 or not 0 <= args.depths[0] <= args.depths[1] <= 1:
+        raise ValueError("--depths are two numbers from 0 to 1, the lower one first")
+    args.config = _config(args.config)
+    args.text = eval_texts.describe(args.text)
+    if args.backend.startswith(("http://", "https://")):
+        _check_endpoint(args)
+    elif args.backend in ("offline", "engine"):
+        _check_model(args)
+    else:
+        raise ValueError(f"'{args.backend}' is no backend: offline, engine, or http://HOST:PORT/v1")
+
+
+def _config(text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--config is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError('--config is a JSON object of settings, such as {"window": 128}')
+    return values
+
+
+def _check_endpoint(args: argparse.Namespace) -> None:
+    """An endpoint reads prompts with its own policy, and says nothing about distributions."""
+    if args.kl:
+        raise ValueError("--kl needs the offline or the engine backend")
+    if args.question == "before":
+        raise ValueError("--question before needs the offline or the engine backend")
+    args.tokenizer = args.tokenizer or NAME
+
+
+def _check_model(args: argparse.Namespace) -> None:
+    args.model = args.model or NAME
+    args.tokenizer = args.model
+    for tokens in args.tokens:
+        for task in args.tasks:
+            more = PRIMER + TASKS[task].answer_tokens
+            _check_length(args.model, tokens, more, f"the answers of {task}")
+            _check_windows(args, tokens, more)
+        if args.kl:
+            _check_length(args.model, tokens, eval_texts.STEPS, "what follows")
+        if args.question == "before" and tokens % PAGE:
+            raise ValueError(f"--tokens {tokens}: with --question before, a multiple of {PAGE}")
+
+
+def _check_length(model: str, tokens: int, more: int, what: str) -> None:
+    try:
+        engines.check_length(model, tokens, more, what)
+    except (OSError, KeyError) as error:
+        raise ValueError(f"'{model}' is not a folder of a language model: {error!r}") from None
+
+
+def _check_windows(args: argparse.Namespace, tokens: int, more: int) -> None:
+    """Else the question itself would be evicted from."""
+    for setting in eval_run.settings(args, tokens)[1:]:
+        if (window := setting.config().window) < more + QUESTION:
+            raise ValueError(
+                f"{setting.name} has a window of {window} tokens, and the question and its answer "
+                f"take up to {more + QUESTION}: set a longer one"
+            )
+
+
+def check_text(args: argparse.Namespace, tokenizer: Any) -> None:
+    """Refuse a text that would have to repeat itself within one prompt.
+
+    Raises:
+        ValueError: if it is too short.
+    """
+    needed = max(args.tokens) + (eval_texts.STEPS if args.kl else 0)
+    there = sum(map(len, eval_texts.sentences(tokenizer, args.text)))
+    if there < needed:
+        raise ValueError(f"the text has {there} tokens, and {needed} are needed")

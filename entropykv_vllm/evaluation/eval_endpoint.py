@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoint backend: a running server answers, with whatever cache it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from entropykv_vllm.evaluation import eval_score, eval_texts
+from entropykv_vllm.evaluation.endpoint import Endpoint
+from entropykv_vllm.evaluation.eval_grid import Setting
+from entropykv_vllm.evaluation.eval_jobs import Job, missing
+from entropykv_vllm.evaluation.tasks import TASKS
+
+#: The one setting there is: the server's own.
+SERVER = Setting("server", "server", "server")
+
+
+def answers(tokenizer: Any, jobs: Sequence[Job], progress: Callable[[int, int], None]) -> None:
+    """Let the server answer the prompts of one task.
+
+    Raises:
+        RuntimeError: if it fails or refuses, in one sentence.
+    """
+    if not (jobs := missing(jobs)):
+        return
+    (job,) = jobs
+    task, cases = TASKS[job.spec["task"]], eval_texts.cases(tokenizer, job.spec)
+    server = Endpoint(job.spec["backend"], tokenizer, job.spec["model"])
+    prompts = [case.context + case.question + case.primer for case in cases]
+    found = server.answers(prompts, task.answer_tokens, progress)
+    job.finish({**eval_score.summary(task, cases, found), "held": None})

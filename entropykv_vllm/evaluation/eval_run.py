@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the cells of an evaluation, one task and length after the other."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from entropykv_vllm.evaluation import (
+    eval_endpoint,
+    eval_engine,
+    eval_grid,
+    eval_jobs,
+    eval_offline,
+    eval_texts,
+)
+from entropykv_vllm.evaluation.eval_jobs import DIVERGENCE, Job
+
+
+@dataclass(frozen=True)
+class Group:
+    """The settings of one task and length, which a backend runs together."""
+
+    task: str
+    tokens: int
+    jobs: list[Job]
+    size: int  # answers, or texts
+
+    @property
+    def name(self) -> str:
+        """What the progress bar shows."""
+        return f"{self.task} {self.tokens}"
+
+
+def groups(args: argparse.Namespace) -> list[Group]:
+    """Return all groups of a table, plain text last.
+
+    Raises:
+        ValueError: if a setting is wrong, in one sentence.
+    """
+    tasks = [*args.tasks, *([DIVERGENCE] if args.kl else [])]
+    return [_group(args, task, tokens) for task in tasks for tokens in args.tokens]
+
+
+def _group(args: argparse.Namespace, task: str, tokens: int) -> Group:
+    each = eval_texts.TEXTS if task == DIVERGENCE else args.prompts
+    specs = [eval_jobs.spec(args, task, tokens, setting) for setting in settings(args, tokens)]
+    if args.backend == "engine":
+        specs = [eval_engine.complete(spec, args.out) for spec in specs]
+    return Group(task, tokens, [eval_jobs.job(args.out, spec) for spec in specs], each * len(specs))
+
+
+def settings(args: argparse.Namespace, tokens: int) -> list[eval_grid.Setting]:
+    """Return the settings that are compared in prompts of a length."""
+    if args.backend.startswith("http"):
+        return [eval_endpoint.SERVER]
+    return eval_grid.settings(
+        args.policies, args.keeps, args.bits, args.presets, args.config, tokens
+    )
+
+
+def _backend(name: str) -> Any:
+    return {"offline": eval_offline, "engine": eval_engine}.get(name, eval_endpoint)
+
+
+def run(args: argparse.Namespace, tokenizer: Any, wanted: Sequence[Group]) -> list[dict[str, Any]]:
+    """Run what has no result yet, and return all results in the order of the table.
+
+    Raises:
+        ValueError, RuntimeError: if the model, the settings or the server do not work, in words.
+    """
+    from tqdm import tqdm
+
+    backend = _backend(args.backend)
+    with tqdm(total=sum(group.size for group in wanted), unit="answer") as bar:
+        for group in wanted:
+            bar.set_description(group.name)
+            call = backend.divergence if group.task == DIVERGENCE else backend.answers
+            start = bar.n
+            call(tokenizer, group.jobs, _progress(bar, start, group.size))
+            bar.update(start + group.size - bar.n)
+    found = [job.result() for group in wanted for job in group.jobs]
+    return [result for result in found if result is not None]
+
+
+def _progress(bar: Any, start: int, size: int) -> Callable[[int, int], None]:
+    def step(done: int, total: int) -> None:
+        bar.update(start + size * done // total - bar.n)
+
+    return step

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The evaluation of one's own model and text, with a simulator and a server that are made up."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from entropykv_vllm.evaluation import (
+    corpus,
+    eval_engine,
+    eval_grid,
+    eval_jobs,
+    eval_offline,
+    eval_plot,
+    eval_rows,
+    eval_run,
+    eval_score,
+    eval_texts,
+)
+from entropykv_vllm.evaluation import eval as command
+from entropykv_vllm.evaluation.offline import answers as simulator
+from entropykv_vllm.evaluation.offline import divergence as comparison
+from entropykv_vllm.evaluation.tasks import TASKS, Case
+from tests.evaluation.letters import Letters
+
+CONFIG = {
+    "max_position_embeddings": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "hidden_size": 64,
+}
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A model's folder, with a tokenizer of letters and not much prose."""
+    import transformers
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    tokenizers = SimpleNamespace(from_pretrained=lambda _: Letters())
+    monkeypatch.setattr(transformers, "AutoTokenizer", tokenizers)
+    prose = corpus.text()[:20_000]
+    monkeypatch.setattr(corpus, "text", lambda: prose)
+    return str(folder)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the simulator was asked; it knows all answers with a full cache, none with another."""
+    seen = []
+
+    def answer(model, cells, cases, answer_tokens, aware, progress):
+        seen.append(("answer", [cell.name for cell in cells], len(cases), aware))
+        progress(len(cells) * len(cases), len(cells) * len(cases))
+        right = [" " + ", ".join(case.answers) for case in cases]
+        return [
+            SimpleNamespace(
+                answers=right if cell.policy == "none" else ["no"] * len(cases),
+                held=cell.eviction.get("keep", 1.0),
+            )
+            for cell in cells
+        ]
+
+    def measure(model, cells, texts, prompt_tokens, progress):
+        seen.append(("measure", [cell.name for cell in cells], len(texts), len(texts[0])))
+        progress(1, 1)
+        values = {"kl": [0.01, 0.0, 0.02], "top1": [1.0, 1.0, 1.0], "perplexity": 12.5}
+        return [{**values, "texts": []} for _ in cells]
+
+    monkeypatch.setattr(simulator, "answer", answer)
+    monkeypatch.setattr(comparison, "measure", measure)
+    monkeypatch.setattr(eval_offline, "_model", lambda name: name)
+    return seen
+
+
+def words(model, out, *more):
+    return [
+        *("--model", model, "--out", str(out), "--tokens", "1024", "--prompts", "4"),
+        *(
+            "--tasks",
+            "needle,copy",
+            "--policies",
+            "norm,sink",
+            "--keeps",
+            "1,0.5",
+            "--bits",
+            "16,8",
+        ),
+        *more,
+    ]
+
+
+CELLS = ["full", "norm-1-8", "norm-0.5-16", "norm-0.5-8", "sink-0.5-16"]
+
+
+def test_all_settings_are_answered_together_and_only_once(model, calls, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert command.main(words(model, out)) == 0
+    assert calls == [("answer", CELLS, 4, False)] * 2
+    assert command.main(words(model, out)) == 0
+    assert len(calls) == 2
+    assert command.main(words(model, out, "--seed", "1")) == 0
+    assert len(calls) == 4
+    assert "| needle |   1024 | full cache |    1 |   16 |    100 |" in capsys.readouterr().out
+
+
+def test_a_setting_that_is_new_is_the_only_one_to_run(model, calls, tmp_path):
+    command.main(words(model, tmp_path))
+    command.main([*words(model, tmp_path), "--keeps", "1,0.5,0.25", "--presets", "max"])
+    assert calls[-1][1] == ["norm-0.25-16", "norm-0.25-8", "sink-0.25-16", "max"]
+
+
+def test_the_table_its_numbers_and_the_cells_are_written(model, calls, tmp_path):
+    command.main(words(model, tmp_path, "--kl", "--question", "before"))
+    assert calls[0] == ("answer", CELLS, 4, True)
+    assert calls[-1] == ("measure", CELLS, eval_texts.TEXTS, 1024 + eval_texts.STEPS)
+    table = (tmp_path / "table.md").read_text()
+    assert table.count("\n") == 2 + 2 * len(CELLS)
+    assert "0.01 (0-0.02)" in table
+    assert "12.50" in table
+    found = json.loads((tmp_path / "table.json").read_text())
+    assert len(found) == 3 * len(CELLS)
+    assert found[0]["accuracy"][0] == 1
+    assert found[1]["accuracy"][0] == 0
+    cells = list((tmp_path / "cells").glob("needle-1024-full-*.json"))
+    assert len(json.loads(cells[0].read_text())["answers"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--tasks", "chess"), "'chess' is not a task: choose of needle"),
+        (("--policies", "best"), "'best' is not a policy: choose of entropykv"),
+        (("--bits", "5"), "bits is 5"),
+        (("--keeps", "1.5"), "keep is 1.5"),
+        (("--tokens", "4090"), "--tokens 4090: this model reads 4096"),
+        (("--tokens", "1000", "--question", "before"), "a multiple of 64"),
+        (("--depths", "0.9,0.1"), "--depths are two numbers"),
+        (("--config", "{"), "--config is not valid JSON"),
+        (("--config", "3"), "--config is a JSON object"),
+        (("--config", '{"window": 32}'), "norm-1-8 has a window of 32 tokens"),
+        (("--model", "/nowhere"), "'/nowhere' is not a folder of a language model"),
+        (("--backend", "cloud"), "'cloud' is no backend"),
+        (("--backend", "http://127.0.0.1:9/v1", "--kl"), "--kl needs the offline"),
+        (("--backend", "http://127.0.0.1:9/v1", "--question", "before"), "--question before needs"),
+        (("--backend", "http://127.0.0.1:9/v1"), "9/v1/completions does not answer"),
+        (("--text", "/nowhere.txt"), "--text /nowhere.txt cannot be read"),
+        (("--tokens", "64"), "needle in 64 tokens: what is to be hidden needs"),
+        (("--prompts", "0"), "nothing is asked for"),
+        (("--presets", "best"), "'best' is not a preset"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(
+    model, calls, tmp_path, more, sentence, monkeypatch
+):
+    monkeypatch.setattr("entropykv_vllm.evaluation.engines.model_folder", lambda name: name)
+    with pytest.raises(SystemExit) as refused:
+        command.main(words(model, tmp_path, *more))
+    assert sentence in str(refused.value)
+    assert calls == []
+
+
+def test_a_text_of_ones_own_is_used_and_must_be_long_enough(model, calls, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("A sentence of forty-two characters, this. " * 10)
+    with pytest.raises(SystemExit, match="the text has 420 tokens, and 1024 are needed"):
+        command.main(words(model, tmp_path, "--text", str(path)))
+    path.write_text("Long " * 400)
+    assert command.main(words(model, tmp_path, "--text", str(path))) == 0
+    (cell,) = (tmp_path / "cells").glob("needle-1024-full-*.json")
+    spec = json.loads(cell.read_text())["spec"]
+    context = Letters().decode(eval_texts.cases(Letters(), spec)[0].context)
+    assert context.replace("Long ", "").removeprefix("ong ").startswith(" The secret number")
+
+
+def test_another_text_of_the_same_name_is_another_cell(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("one")
+    first = eval_texts.describe(path)
+    path.write_text("two")
+    assert eval_texts.describe(path) != first
+    assert eval_texts.describe(None) is None
+
+
+def test_the_server_answers_with_its_own_cache(model, tmp_path, monkeypatch):
+    class Endpoint:
+        def __init__(self, url, tokenizer, model):
+            assert (url, model) == ("http://somewhere/v1", "their-model")
+
+        def answers(self, prompts, most, progress):
+            progress(len(prompts), len(prompts))
+            return [Letters().decode(prompt)[-100:] for prompt in prompts]
+
+    monkeypatch.setattr("entropykv_vllm.evaluation.eval_endpoint.Endpoint", Endpoint)
+    where = ["--backend", "http://somewhere/v1", "--tokenizer", model]
+    assert command.main([*words("their-model", tmp_path), *where]) == 0
+    assert (tmp_path / "table.md").read_text().splitlines()[0].split() == [
+        *("|", "task", "|", "tokens", "|", "policy", "|"),
+        *("accuracy", "%", "(95", "%)", "|", "digits", "%", "(95", "%)", "|"),
+        *("form", "%", "(95", "%)", "|"),
+    ]
+
+
+def test_what_keeps_everything_in_16_bits_is_the_full_cache_and_runs_once():
+    found = eval_grid.settings(["norm", "window"], [1.0, 0.5], [16, 4], "streaming", {}, 2048)
+    names = ["full", "norm-1-4", "norm-0.5-16", "norm-0.5-4", "window-0.5-16", "streaming"]
+    assert [setting.name for setting in found] == names
+    assert found[4].eviction["window"] == 256 + (2048 - 256) // 2
+    assert [setting.config().policy for setting in found[1:]] == [
+        *("norm", "norm", "norm", "window", "sink")
+    ]
+
+
+def engine_spec(model, task="needle", policy="norm", question="after"):
+    args = SimpleNamespace(
+        **{"backend": "engine", "model": model, "tokenizer": model, "text": None},
+        **{"prompts": 4, "seed": 0, "depths": [0.0, 1.0], "question": question},
+    )
+    eviction = {} if policy == "none" else {"keep": 0.5, "bits": 4}
+    setting = eval_grid.Setting("cell", policy, policy, 0.5, 4, eviction)
+    return eval_jobs.spec(args, task, 1024, setting)
+
+
+def test_an_engine_that_is_to_see_the_question_collapses_right_after_it(model, tmp_path):
+    before = eval_engine.complete(engine_spec(model, question="before"), tmp_path)
+    assert before["eviction"]["interval"] == 1024
+    after = eval_engine.complete(engine_spec(model), tmp_path)
+    assert "interval" not in after["eviction"]
+    assert after["engine"]["max_model_len"] >= 1024 + TASKS["needle"].answer_tokens
+
+
+def test_the_yardstick_of_an_engine_is_stock_vllm_on_the_same_text(model, tmp_path):
+    full, other = (
+        eval_engine.complete(engine_spec(model, eval_jobs.DIVERGENCE, policy), tmp_path)
+        for policy in ("none", "norm")
+    )
+    assert full["engine"]["kv_cache_dtype"] == "auto"
+    assert other["engine"]["kv_cache_dtype"] == "bfloat16"
+    assert full["yardstick"] == other["yardstick"]
+    room = "kv_cache_memory_bytes"
+    assert full["engine"][room] == 2 * other["engine"][room]
+
+
+def test_a_full_cache_whose_distributions_are_gone_is_measured_again(model, tmp_path, monkeypatch):
+    spec = eval_engine.complete(engine_spec(model, eval_jobs.DIVERGENCE, "none"), tmp_path)
+    job = eval_jobs.job(tmp_path, spec)
+    job.finish({"kl": [0.0, 0.0, 0.0]})
+    ran = []
+    monkeypatch.setattr(
+        eval_engine.cells, "run", lambda module, spec, path, step: ran.append(path.exists())
+    )
+    eval_engine.divergence(None, [job], lambda done, total: None)
+    open(spec["yardstick"], "w").close()
+    job.finish({"kl": [0.0, 0.0, 0.0]})
+    eval_engine.divergence(None, [job], lambda done, total: None)
+    assert ran == [False, True]
+
+
+def test_an_engine_that_fails_is_reported_and_left_out(model, tmp_path, monkeypatch, capsys):
+    jobs = [
+        eval_jobs.job(tmp_path, eval_engine.complete(engine_spec(model, policy=policy), tmp_path))
+        for policy in ("none", "norm")
+    ]
+
+    def run(module, spec, path, step):
+        if spec["policy"] == "none":
+            raise RuntimeError("the engine is out of luck")
+
+    steps = []
+    monkeypatch.setattr(eval_engine.cells, "run", run)
+    eval_engine.answers(None, jobs, lambda *step: steps.append(step))
+    assert "out of luck" in capsys.readouterr().err
+    assert steps == [(4, 8), (8, 8)]
+
+
+def case(*answers):
+    return Case([], [], [], answers, 0.25)
+
+
+def test_the_interval_is_wilsons_unless_an_answer_is_half_right():
+    found = eval_score.summary(TASKS["needle"], [case("7264391")] * 2, [" 7264391", " 7264390"])
+    assert found["accuracy"] == [
+        0.5,
+        pytest.approx(0.0945, abs=1e-3),
+        pytest.approx(0.9055, abs=1e-3),
+    ]
+    assert found["digits"][0] == pytest.approx((1 + 6 / 7) / 2)
+    assert found["form"][0] == 1
+    assert [answer["grade"] for answer in found["answers"]] == [1, 0]
+    halves = eval_score.estimate([0.5, 0.5, 1.0])
+    assert halves[0] == pytest.approx(2 / 3)
+    assert halves[1:] == [0.5, 1.0]
+
+
+def test_several_numbers_have_their_digits_each_in_its_place():
+    wanted = case("12345", "67890")
+    assert eval_score.digits(" 12345 and 67891", wanted) == pytest.approx((1 + 4 / 5) / 2)
+    assert eval_score.digits(" 12345.", wanted) == 0.5
+    assert eval_score.form(" 12345 and 6", wanted) == 0.5
+
+
+def test_words_have_no_digits():
+    found = eval_score.summary(TASKS["word"], [case("lemon")], [" lemon"])
+    assert set(found) == {"accuracy", "answers"}
+
+
+def test_the_front_has_what_no_other_beats():
+    points = [(50, 90), (20, 70), (30, 60), (40, 90), (100, 100), (20, 65)]
+    assert eval_plot.front(points) == [(20, 70), (40, 90), (100, 100)]
+    assert eval_plot.front([]) == []
+
+
+def result(task, policy, held, accuracy, tokens=1024):
+    spec = {"task": task, "tokens": tokens, "name": policy, "series": policy, "policy": policy}
+    return {
+        "spec": {**spec, "keep": 0.5, "bits": 16},
+        "held": held,
+        "accuracy": [accuracy, accuracy - 0.1, accuracy + 0.1],
+    }
+
+
+def test_the_picture_is_drawn_of_what_was_held(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "accuracy.png"
+    results = [
+        result(task, policy, held, 0.5)
+        for task in ("needle", "word", "copy")
+        for policy, held in (("none", 1.0), ("norm", 0.5), ("norm", 0.3))
+    ]
+    assert eval_plot.draw(results, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not eval_plot.draw([result("needle", "server", None, 0.5)], path)
+
+
+def test_plain_text_has_rows_of_its_own_if_nothing_else_was_asked():
+    text = {**result(eval_jobs.DIVERGENCE, "norm", None, 0.0), "kl": [0.5, 0.4, 0.6]}
+    del text["accuracy"]
+    table = eval_rows.render([{**text, "perplexity": 20.0}])
+    assert table.splitlines()[-1].split() == [
+        *("|", "kl", "|", "1024", "|", "norm", "|", "0.5", "|", "16", "|"),
+        *("0.500", "(0.400-0.600)", "|", "20.00", "|"),
+    ]
+
+
+def test_the_command_is_known_and_all_tasks_can_be_asked_for(model):
+    from entropykv_vllm import cli
+
+    assert cli.ELSEWHERE["eval"][0] == "entropykv_vllm.evaluation.eval"
+    args = command.parser().parse_args(["--tasks", "all", "--model", model])
+    command.eval_check.check(args)
+    assert args.tasks == list(TASKS)
+    assert len(eval_run.groups(args)) == len(TASKS)
