@@ -16,7 +16,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 DATA = {
-    "configs": ("*.yaml",),
+    "configs": ("*.yaml", "*.json"),
     "csrc": ("*.cpp", "*.h", "*.hpp", "*.cu", "*.cuh"),
 }
 

@@ -54,6 +54,18 @@ class TierConfig(BaseModel):
         return layers
 
 
+class ProfileConfig(BaseModel):
+    """Which model settings were calibrated for, and what was found out about it."""
+
+    model_config = _STRICT
+
+    model: str = Field(description="The hash of the model's configuration.")
+    name: str = Field("", description="The model's name.")
+    sensitivity: dict[int, float] = Field(
+        default_factory=dict, description="What cutting a layer cost, in nats, by layer."
+    )
+
+
 def _parse_layers(value: object) -> tuple[int, ...]:
     if isinstance(value, list | tuple):
         parts = [str(layer) for layer in value]
@@ -122,6 +134,9 @@ class EvictionConfig(BaseModel):
     )
     tiers: tuple[TierConfig, ...] | None = Field(
         None, description="Sets of layers made by hand, in place of LARA's."
+    )
+    profile: ProfileConfig | None = Field(
+        None, description="The model that the settings were calibrated for; others are refused."
     )
     granularity: Literal["token", "block"] | None = Field(
         None, description="Keep single tokens or runs of 16; unset: what suits the policy."
@@ -218,7 +233,7 @@ def parse(config: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _read_file(name: str) -> dict[str, Any]:
-    path = _preset_folder() / f"{name}.yaml" if name in preset_names() else Path(name)
+    path = _find(name)
     try:
         values = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -231,6 +246,14 @@ def _read_file(name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold settings such as 'keep: 0.5'")
     return values
+
+
+def _find(name: str) -> Path:
+    """A preset, a file that comes with the package (profiles of models), or any file."""
+    if name in preset_names():
+        return _preset_folder() / f"{name}.yaml"
+    shipped = _preset_folder() / Path(name).name
+    return shipped if not Path(name).exists() and shipped.is_file() else Path(name)
 
 
 def _short(text: str) -> str:

@@ -140,7 +140,7 @@ def _tiers_by_hand(
             if layer not in layers:
                 raise ValueError(
                     f"tier '{tier.name}' names layer {layer}, which is not a full-attention layer "
-                    f"of this model; those are {_ranges(layers)}"
+                    f"of this model; those are {ranges(layers)}"
                 )
             if layer in owner:
                 raise ValueError(
@@ -149,7 +149,7 @@ def _tiers_by_hand(
             owner[layer] = tier.name
     missing = [layer for layer in layers if layer not in owner]
     if missing:
-        raise ValueError(f"no tier has the layers {_ranges(missing)}: name them in one")
+        raise ValueError(f"no tier has the layers {ranges(missing)}: name them in one")
     return tuple(_tier_by_hand(config, tier, page, colds) for tier in tiers)
 
 
@@ -180,7 +180,7 @@ def _plan(
     )
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Format sorted integers as ranges: 0-5,24-29."""
     parts: list[list[int]] = []
     for number in sorted(numbers):

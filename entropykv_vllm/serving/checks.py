@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.spec import TierSpec
 from entropykv_vllm.plan.capacity import capacity
@@ -194,10 +195,20 @@ def check_plan(config: VllmConfig) -> None:
     Raises:
         UnsupportedError: one sentence that says what and what to do.
     """
+    _check_profile(config)
     try:
         tiers_of(config, declared_layers(config), *model_heads(config))
     except ValueError as error:
         raise UnsupportedError(f"these settings do not fit: {error}") from None
+
+
+def _check_profile(config: VllmConfig) -> None:
+    profile = settings_of(config).profile
+    if profile and profile.model != fingerprint(config.model_config.hf_text_config):
+        raise UnsupportedError(
+            f"these settings were calibrated for another model ({profile.name or profile.model}): "
+            "calibrate this one with 'entropykv calibrate', or leave the profile out"
+        )
 
 
 def check_groups(config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:

@@ -69,7 +69,5 @@ def _texts(section: Section, done: int) -> Iterator[list[dict[str, Any]]]:
     book = corpus.encode(net.tokenizer)
     length = section.tokens + STEPS
     for ids in passages.cut(book, section.prompts, length)[done:]:
-        found = divergence.measure(
-            net, section.cells, [ids], section.tokens, dtype=section.dtype
-        )
+        found = divergence.measure(net, section.cells, [ids], section.tokens, dtype=section.dtype)
         yield [one["texts"][0] for one in found]

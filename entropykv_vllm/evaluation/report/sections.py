@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: sections of cells that answer the same prompts, or read on in the same texts."""
+"""What is measured: cells that answer the same prompts, or read on in the same texts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv calibrate`: which layers of a model must keep more?
+
+Each full-attention layer is cut in turn, and a number hidden in a few short texts is asked for. The
+layers that hurt most keep everything in the end, the others pay for it; how many, is tried out on
+longer texts. The result is a file that `--kv-eviction-config` takes, for this model only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation import corpus, engines, table
+from entropykv_vllm.evaluation.calibration import allocation, scan
+from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
+from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.model.fetch import NAME
+
+SCAN_TOKENS = 1024
+#: Short texts end in tokens that no layer gives up, where nothing must be asked for.
+SCAN_DEPTHS = (0.0, 0.7)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(
+        prog="entropykv calibrate", description=(__doc__ or "").split("\n")[0]
+    )
+    p.add_argument(
+        "model", nargs="?", default=NAME, help="a model's folder (default: %(default)s, fetched)"
+    )
+    p.add_argument(
+        "--keep", type=float, default=0.25, help="share of the old tokens (default: .25)"
+    )
+    p.add_argument("--bits", type=int, default=4, choices=(16, 8, 4), help="of old pages")
+    p.add_argument("--window", type=int, default=256, help="newest tokens left as they are")
+    p.add_argument("--texts", type=int, default=8, help="texts a step (default: %(default)s)")
+    p.add_argument("--tokens", type=int, default=2048, help="of the longer texts")
+    p.add_argument("--text", type=Path, help="your own text, if not that of the package")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument(
+        "--out", type=Path, help="folder of the results (default: results/calibrate/...)"
+    )
+    return p
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a profile but its tiers."""
+    return {"policy": "entropykv", "keep": args.keep, "bits": args.bits, "window": args.window}
+
+
+def candidates(args: argparse.Namespace, order: Sequence[int]) -> list[Cell]:
+    """Return the full cache and the tiers to be tried."""
+    common = {k: v for k, v in settings(args).items() if k != "policy"}
+    found = [scan.WHOLE]
+    for whole in (0, *allocation.sizes(len(order))):
+        for top in (1.0, 2 * args.keep) if whole else (args.keep,):
+            tiers = allocation.tiers(order, whole, args.keep, top)
+            if tiers:
+                name = f"{whole} layers keep {top:g}" if whole else "all layers alike"
+                found.append(Cell(name, "entropykv", {**common, "tiers": tiers}))
+    return found
+
+
+def best(tried: Sequence[Summary]) -> Summary:
+    """Return the tiers that answer most; of equal ones, those least surprised by the answer."""
+    return min(tried[1:], key=lambda one: (-one.right, one.nll, one.kl))
+
+
+def scan_rows(found: Sequence[Summary], layers: Sequence[int]) -> list[list[str]]:
+    """Return the rows of the scan's table, the most sensitive layer first."""
+    whole, cut = found[0], dict(zip(layers, found[1:], strict=True))
+    return [
+        [str(layer), f"{one.nll - whole.nll:.3f}", table.percent(one.right), f"{one.kl:.2g}"]
+        for layer, one in sorted(cut.items(), key=lambda item: -item[1].nll)
+    ]
+
+
+def tried_rows(tried: Sequence[Summary]) -> list[list[str]]:
+    """Return the rows of the table of tiers."""
+    return [
+        [
+            one.cell.name,
+            table.percent(one.held),
+            table.percent(one.right),
+            f"{one.nll:.3f}",
+            f"{one.kl:.2g}",
+        ]
+        for one in tried
+    ]
+
+
+def measure(
+    args: argparse.Namespace,
+) -> tuple[Any, list[Summary], list[Summary]]:
+    """Scan the layers, then try tiers; return the model and what both found."""
+    from tqdm import tqdm
+
+    from entropykv_vllm.evaluation.offline.model import Model
+
+    net = Model(engines.model_folder(args.model))
+    prose = args.text.read_text() if args.text else None
+    book = corpus.encode(net.tokenizer, prose)
+    with tqdm(total=2 * args.texts, unit="text") as bar:
+
+        def progress(before: int) -> Callable[[int, int], None]:
+            return lambda done, total: bar.update(before + done - bar.n) and None
+
+        bar.set_description("scan")
+        short = Texts(SCAN_TOKENS, args.texts, SCAN_DEPTHS, args.seed)
+        cells = scan.cells(net.full)
+        found = run(net, book, short, cells, args.out / "scan.jsonl", progress(0))
+        bar.set_description("tiers")
+        longer = Texts(args.tokens, args.texts, (0.0, 1.0), args.seed + 1)
+        cells = candidates(args, allocation.ranked(sensitivity(found, net.full)))
+        tried = run(net, book, longer, cells, args.out / "tiers.jsonl", progress(args.texts))
+    return net, found, tried
+
+
+def sensitivity(found: Sequence[Summary], layers: Sequence[int]) -> dict[int, float]:
+    """Return what cutting each layer costs: nats of surprise at a right answer."""
+    return {layer: one.nll - found[0].nll for layer, one in zip(layers, found[1:], strict=True)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    from entropykv_vllm.evaluation.calibration import profile
+
+    args = parser().parse_args(argv)
+    name = Path(args.model).name
+    args.out = args.out or Path("results/calibrate") / name
+    engines.check_length(args.model, args.tokens, 64, "the question")
+    try:
+        net, found, tried = measure(args)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    winner = best(tried)
+    header = ["layer cut", "nats more", "right %", "KL"]
+    print(f"\n{table.render(header, scan_rows(found, net.full))}\n")
+    print(table.render(["tiers", "held %", "right %", "nats", "KL"], tried_rows(tried)))
+    path = args.out / "profile.json"
+    config = net.net.config.get_text_config()
+    profile.write(
+        path,
+        config,
+        name,
+        sensitivity(found, net.full),
+        settings(args),
+        winner.cell.eviction["tiers"],
+    )
+    summary = {"scan": scan_rows(found, net.full), "tiers": tried_rows(tried)}
+    (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(f"\nbest: {winner.cell.name}\n\nvllm serve MODEL --kv-eviction entropykv \\")
+    print(f"    --kv-eviction-config {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

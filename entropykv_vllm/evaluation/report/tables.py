@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/quality.md, out of stored results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from entropykv_vllm.evaluation import divergence, scoring, table
+from entropykv_vllm.evaluation.offline.cell import Cell
+
+Row = list[str]
+
+
+def held(results: Sequence[dict[str, Any]], i: int) -> float:
+    """The bytes that cell `i` held, as a share of a full 16-bit cache's; a mean over prompts."""
+    return sum(r["held"][i] for r in results) / len(results)
+
+
+def exact(results: Sequence[dict[str, Any]], i: int) -> list[float]:
+    """The share of prompts that cell `i` answered right, with its 95 % interval."""
+    hits = sum(r["grades"][i] == 1 for r in results)
+    return [hits / len(results), *scoring.wilson(hits, len(results))]
+
+
+def digits(results: Sequence[dict[str, Any]], i: int) -> float:
+    """The share of digits in their places."""
+    return sum(scoring.digits(r["answers"][i], r["wanted"][0]) for r in results) / len(results)
+
+
+def form(results: Sequence[dict[str, Any]], i: int) -> float:
+    """The share of answers whose first number is as long as the one asked for."""
+    return sum(scoring.form(r["answers"][i], r["wanted"][0]) for r in results) / len(results)
+
+
+def answers(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
+    """A row a cell: bytes held, exact answers, digits, form."""
+    header = ["cell", "held %", "exact % (95 %)", "digits %", "form %"]
+    rows = [
+        [
+            cell.name,
+            f"{100 * held(results, i):.1f}",
+            table.interval(exact(results, i)),
+            table.percent(digits(results, i)),
+            table.percent(form(results, i)),
+        ]
+        for i, cell in enumerate(cells)
+    ]
+    return table.render(header, rows)
+
+
+def matrix(
+    cells: Sequence[Cell],
+    results: Sequence[dict[str, Any]],
+    texts: Sequence[list[dict[str, Any]]] | None,
+    bits: int,
+) -> str:
+    """A row a policy, a column a keep ratio: exact % at some bits and, if known, KL."""
+    keeps = sorted({_keep(cell) for cell in cells if _keep(cell) < 1}, reverse=True)
+    rows = []
+    for policy in dict.fromkeys(cell.policy for cell in cells if cell.policy != "none"):
+        row = [policy]
+        for keep in keeps:
+            row.append(_entry(cells, results, texts, f"{policy} {keep:g} {_bits(policy, bits)}"))
+        if any(row[1:]):
+            rows.append(row)
+    return table.render([f"{bits} bits", *(f"keep {keep:g}" for keep in keeps)], rows)
+
+
+def _entry(cells, results, texts, name: str) -> str:
+    found = [i for i, cell in enumerate(cells) if cell.name == name]
+    if not found:
+        return ""
+    right = table.interval(exact(results, found[0]))
+    if not texts:
+        return right
+    return f"{right}, {kl(texts, found[0])[0]:.3f}"
+
+
+def kl(texts: Sequence[list[dict[str, Any]]], i: int) -> list[float]:
+    """The divergence of cell `i`, `[mean, low, high]` in nats."""
+    return divergence.summary([text[i] for text in texts])["kl"]
+
+
+def _bits(policy: str, bits: int) -> int:
+    return 16 if policy in ("sink", "window") else bits
+
+
+def _keep(cell: Cell) -> float:
+    return float(cell.eviction.get("keep", 1.0))

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv tune`: the least memory that still answers right, on your model and your text.
+
+Numbers are hidden in the text and asked for. All settings answer the first few texts; those that
+cannot reach the target any more are given up, and the rest go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation import calibrate, corpus, engines, scoring, table
+from entropykv_vllm.evaluation.calibration import allocation, profile, scan, search
+from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
+from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.model.fetch import NAME
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(prog="entropykv tune", description=(__doc__ or "").split("\n")[0])
+    p.add_argument(
+        "model", nargs="?", default=NAME, help="a model's folder (default: %(default)s, fetched)"
+    )
+    p.add_argument(
+        "--target-accuracy",
+        type=float,
+        default=0.98,
+        help="share of the full cache's right answers to keep (default: %(default)s)",
+    )
+    p.add_argument("--text", type=Path, help="your own text, if not that of the package")
+    p.add_argument("--tokens", type=int, default=2048, help="context length (default: 2048)")
+    p.add_argument("--texts", type=int, default=24, help="default: %(default)s")
+    p.add_argument("--windows", default="256,64", help="recency windows to try")
+    p.add_argument("--profile", type=Path, help="of a calibration; without it layers are scanned")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", type=Path, help="folder of the results (default: results/tune/...)")
+    return p
+
+
+def rounds(texts: int) -> list[int]:
+    """How many texts have been answered at the end of each round."""
+    found = [texts]
+    while found[0] > 4:
+        found.insert(0, found[0] // 2)
+    return found
+
+
+def order_of(args: argparse.Namespace, net: Any, book: list[list[int]], bar: Any) -> list[int]:
+    """Return the layers, the most sensitive first: of a profile, or scanned now."""
+    if args.profile:
+        known = json.loads(args.profile.read_text())["profile"]["sensitivity"]
+        return allocation.ranked({int(layer): value for layer, value in known.items()})
+    bar.set_description("scan")
+    short = Texts(calibrate.SCAN_TOKENS, 8, calibrate.SCAN_DEPTHS, args.seed + 1)
+    cells = scan.cells(net.full)
+    found = run(net, book, short, cells, args.out / "scan.jsonl", lambda done, total: None)
+    return allocation.ranked(calibrate.sensitivity(found, net.full))
+
+
+def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
+    """Search; return the model and what is left at the end, the full cache first."""
+    from tqdm import tqdm
+
+    from entropykv_vllm.evaluation.offline.model import Model
+
+    net = Model(engines.model_folder(args.model))
+    book = corpus.encode(net.tokenizer, args.text.read_text() if args.text else None)
+    with tqdm(total=args.texts, unit="text") as bar:
+        cells = search.cells(
+            order_of(args, net, book, bar), [int(w) for w in args.windows.split(",")]
+        )
+        total: dict[str, list[float]] = {cell.name: [0.0] * 3 for cell in cells}
+        done, found = 0, []
+        for until in rounds(args.texts):
+            bar.set_description(f"{len(cells)} settings")
+            texts = Texts(args.tokens, until - done, (0.0, 1.0), args.seed + 100 + done)
+            file = args.out / f"texts{done}-{until}.jsonl"
+            found = run(
+                net, book, texts, cells, file, lambda d, _, at=done: bar.update(at + d - bar.n)
+            )
+            _add(total, found, until - done)
+            done = until
+            cells = _hopeful(total, cells, done, args.target_accuracy)
+    left = {cell.name for cell in cells}
+    return net, [
+        Summary(one.cell, one.held, *(value / done for value in total[one.cell.name]))
+        for one in found
+        if one.cell.name in left
+    ]
+
+
+def _add(total: dict[str, list[float]], found: Sequence[Summary], texts: int) -> None:
+    for one in found:
+        new = (one.nll * texts, one.right * texts, one.kl * texts)
+        total[one.cell.name] = [a + b for a, b in zip(total[one.cell.name], new, strict=True)]
+
+
+def _hopeful(
+    total: dict[str, list[float]], cells: Sequence[Cell], done: int, target: float
+) -> list[Cell]:
+    """The full cache, and the cells that may still reach the target."""
+    right = [round(total[cell.name][1]) for cell in cells]
+    good = search.hopeful(right, done, target * right[0] / done)
+    return [cell for i, cell in enumerate(cells) if i == 0 or i in good]
+
+
+def best(found: Sequence[Summary], target: float) -> Summary | None:
+    """Return what holds least of all that reach the target."""
+    goal = target * found[0].right
+    enough = [one for one in found[1:] if one.right >= goal - 1e-9]
+    return min(enough, key=lambda one: one.held, default=None)
+
+
+def rows(found: Sequence[Summary], texts: int) -> list[list[str]]:
+    """Return the rows of the table, what holds least first."""
+    return [
+        [
+            one.cell.name,
+            f"{100 * one.held:.1f}",
+            f"{1 / one.held:.1f}",
+            table.interval([one.right, *scoring.wilson(round(one.right * texts), texts)]),
+            f"{one.kl:.2g}",
+        ]
+        for one in sorted(found, key=lambda one: one.held)
+    ]
+
+
+def write(args: argparse.Namespace, net: Any, winner: Summary) -> Path:
+    """Write the settings as a file for `--kv-eviction-config`; return its path."""
+    path: Path = args.out / "settings.json"
+    values = winner.cell.config().model_dump(mode="json", exclude_none=True)
+    tiers = values.pop("tiers", None)
+    profile.write(path, net.net.config.get_text_config(), Path(args.model).name, {}, values, tiers)
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    args = parser().parse_args(argv)
+    args.out = args.out or Path("results/tune") / Path(args.model).name
+    engines.check_length(args.model, args.tokens, 64, "the question")
+    try:
+        net, found = measure(args)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    header = ["settings", "held %", "times smaller", "right % (95 %)", "KL"]
+    print(f"\n{table.render(header, rows(found, args.texts))}\n")
+    winner = best(found, args.target_accuracy)
+    if winner is None:
+        print("nothing reaches the target: keep the full cache, or take the preset quality")
+        return 1
+    print(f"best: {winner.cell.name}, {1 / winner.held:.1f} times less than a full 16-bit cache\n")
+    print(
+        f"vllm serve MODEL --kv-cache-dtype bfloat16 --kv-eviction entropykv \\\n"
+        f"    --kv-eviction-config {write(args, net, winner)}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
