@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import corpus, engines, table
+from entropykv_vllm.evaluation import corpus, engines, passages, table
 from entropykv_vllm.evaluation.calibration import allocation, scan
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
@@ -96,8 +96,8 @@ def tried_rows(tried: Sequence[Summary]) -> list[list[str]]:
 
 def measure(
     args: argparse.Namespace,
-) -> tuple[Any, list[Summary], list[Summary]]:
-    """Scan the layers, then try tiers; return the model and what both found."""
+) -> tuple[Any, list[list[int]], list[Summary], list[Summary]]:
+    """Scan the layers, then try tiers; return the model, the text, and what both found."""
     from tqdm import tqdm
 
     from entropykv_vllm.evaluation.offline.model import Model
@@ -118,12 +118,27 @@ def measure(
         longer = Texts(args.tokens, args.texts, (0.0, 1.0), args.seed + 1)
         cells = candidates(args, allocation.ranked(sensitivity(found, net.full)))
         tried = run(net, book, longer, cells, args.out / "tiers.jsonl", progress(args.texts))
-    return net, found, tried
+    return net, book, found, tried
 
 
 def sensitivity(found: Sequence[Summary], layers: Sequence[int]) -> dict[int, float]:
     """Return what cutting each layer costs: nats of surprise at a right answer."""
     return {layer: one.nll - found[0].nll for layer, one in zip(layers, found[1:], strict=True)}
+
+
+def signal_rows(net: Any, text: list[int], found: Sequence[Summary]) -> list[list[str]]:
+    """Return how well the keys and values of a plain text tell what the scan says."""
+    from entropykv_vllm.evaluation.calibration import signals
+    from entropykv_vllm.evaluation.offline.reading import Reading
+
+    reading = Reading(net, text)
+    measured = signals.measure([reading.rows[layer] for layer in net.full])
+    known = list(sensitivity(found, net.full).values())
+    top = max(1, len(known) // 6)
+    return [
+        [name, f"{correlation:+.2f}", f"{hits}/{top}"]
+        for name, correlation, hits in signals.agreement(measured, known, top)
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,13 +150,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out = args.out or Path("results/calibrate") / name
     engines.check_length(args.model, args.tokens, 64, "the question")
     try:
-        net, found, tried = measure(args)
+        net, book, found, tried = measure(args)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     winner = best(tried)
     header = ["layer cut", "nats more", "right %", "KL"]
     print(f"\n{table.render(header, scan_rows(found, net.full))}\n")
     print(table.render(["tiers", "held %", "right %", "nats", "KL"], tried_rows(tried)))
+    told = signal_rows(net, passages.cut(book, 1, args.tokens)[0], found)
+    header = ["signal without a scan", "rank correlation", "of the most sensitive"]
+    print(f"\n{table.render(header, told)}")
     path = args.out / "profile.json"
     config = net.net.config.get_text_config()
     profile.write(
@@ -152,7 +170,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings(args),
         winner.cell.eviction["tiers"],
     )
-    summary = {"scan": scan_rows(found, net.full), "tiers": tried_rows(tried)}
+    summary = {
+        "scan": scan_rows(found, net.full),
+        "tiers": tried_rows(tried),
+        "signals": told,
+    }
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(f"\nbest: {winner.cell.name}\n\nvllm serve MODEL --kv-eviction entropykv \\")
     print(f"    --kv-eviction-config {path}")

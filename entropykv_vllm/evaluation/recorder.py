@@ -19,9 +19,12 @@ NAME = f"{__name__}:Recorder"
 
 
 class Forced:
-    """One request's: records row after row of logits, and leaves one token of each possible."""
+    """One request's: leaves one token of each row of logits possible, and records the rows.
 
-    def __init__(self, prefix: str, ids: list[int]) -> None:
+    Without a prefix nothing is recorded. After the last forced token the request goes on freely.
+    """
+
+    def __init__(self, prefix: str | None, ids: list[int]) -> None:
         self.prefix = prefix
         self.ids = ids
 
@@ -33,7 +36,8 @@ class Forced:
         """
         step = len(output_ids)
         if step < len(self.ids):
-            np.save(f"{self.prefix}{step}.npy", logits.float().log_softmax(-1).cpu().numpy())
+            if self.prefix is not None:
+                np.save(f"{self.prefix}{step}.npy", logits.float().log_softmax(-1).cpu().numpy())
             logits.fill_(-torch.inf)
             logits[self.ids[step]] = 0
         return logits
@@ -43,8 +47,8 @@ class Recorder(AdapterLogitsProcessor):
     """`Forced` for each request that asks for it."""
 
     @staticmethod
-    def arguments(prefix: str, ids: list[int]) -> dict[str, Any]:
-        """The `extra_args` of a request that decodes `ids`; files start with `prefix`."""
+    def arguments(prefix: str | None, ids: list[int]) -> dict[str, Any]:
+        """The `extra_args` of a request that decodes `ids`; files start with `prefix`, if any."""
         return {"record_prefix": prefix, "forced_ids": ids}
 
     def is_argmax_invariant(self) -> bool:

@@ -88,3 +88,50 @@ def _bits(policy: str, bits: int) -> int:
 
 def _keep(cell: Cell) -> float:
     return float(cell.eviction.get("keep", 1.0))
+
+
+def whole(
+    cells: Sequence[Cell],
+    results: Sequence[dict[str, Any]],
+    texts: Sequence[list[dict[str, Any]]],
+) -> str:
+    """The full cache, and that of all tokens in fewer bits."""
+    rows = [
+        [
+            cell.name,
+            f"{100 * held(results, i):.0f}",
+            table.interval(exact(results, i)),
+            divergence.nats(kl(texts, i)),
+        ]
+        for i, cell in enumerate(cells)
+        if _keep(cell) == 1
+    ]
+    return table.render(["cell", "held %", "exact % (95 %)", "KL (95 %)"], rows)
+
+
+def points(
+    cells: Sequence[Cell], results: Sequence[dict[str, Any]], policy: str
+) -> list[tuple[float, float]]:
+    """Bytes held and exact answers in percent of a policy's cells; everything kept is of all."""
+    return [
+        (100 * held(results, i), 100 * exact(results, i)[0])
+        for i, cell in enumerate(cells)
+        if cell.policy == policy or _keep(cell) == 1
+    ]
+
+
+def front(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
+    """For each budget of bytes, the most exact answers that each policy gives within it."""
+    policies = list(dict.fromkeys(cell.policy for cell in cells if cell.policy != "none"))
+    rows = []
+    for budget in BUDGETS:
+        row = [f"{budget} %"]
+        for policy in policies:
+            within = [right for bytes_, right in points(cells, results, policy) if bytes_ <= budget]
+            row.append(f"{max(within):.0f}" if within else "")
+        rows.append(row)
+    return table.render(["bytes at most", *policies], rows)
+
+
+#: Of a full 16-bit cache, in percent.
+BUDGETS = (20, 25, 30, 35, 40, 50, 60, 80)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv generation`: does a fact survive what a model generates after it?
+
+A short prompt holds a number, 1,500 tokens of text are decoded after it (the same for all: they are
+forced), with another number near their end, and one of the two is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation import cells, engines, pool, scoring, table
+from entropykv_vllm.evaluation.generation_cell import ANSWER_TOKENS
+from entropykv_vllm.model.fetch import NAME
+
+TOGETHER = 16
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(
+        prog="entropykv generation", description=(__doc__ or "").split("\n")[0]
+    )
+    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+    p.add_argument("--policies", default="entropykv,norm,h2o,snapkv,sink", help="%(default)s")
+    p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
+    p.add_argument("--prompt", type=int, default=160, help="tokens of the prompt")
+    p.add_argument("--generated", type=int, default=1500, help="tokens decoded after it")
+    p.add_argument("--texts", type=int, default=40, help="texts, each asked both ways")
+    p.add_argument("--config", default="{}", help="eviction settings for all cells, as JSON")
+    p.add_argument("--out", type=Path, default=Path("results/generation"))
+    return p
+
+
+def spec(args: argparse.Namespace, policy: str) -> dict[str, Any]:
+    """Return what decides the result of a cell."""
+    length = args.prompt + args.generated + 64
+    room = pool.pool_bytes(pool.shape(engines.model_folder(args.model)), (TOGETHER + 1) * length)
+    eviction = engines.eviction(policy, args.keep, args.prompt + args.generated, args.config)
+    return {
+        "policy": policy,
+        "eviction": {} if policy == "none" else eviction,
+        "model": args.model,
+        "prompt": args.prompt,
+        "generated": args.generated,
+        "texts": args.texts,
+        "engine": {
+            "max_model_len": length,
+            "max_num_seqs": TOGETHER,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": room,
+            "logits_processors": ["entropykv_vllm.evaluation.recorder:Recorder"],
+        },
+    }
+
+
+def row(result: dict[str, Any]) -> list[str]:
+    """Return a cell's row of the table."""
+    name = result["spec"]["policy"].replace("none", "full cache")
+    found = []
+    for side in ("early", "recent"):
+        right = [
+            scoring.exact(a["answer"], a[side]) for a in result["answers"] if a["asked"] == side
+        ]
+        found.append(
+            table.interval([sum(right) / len(right), *scoring.wilson(sum(right), len(right))])
+        )
+    return [name, *found, f"{result['seconds']:.0f}"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    from tqdm import tqdm
+
+    args = parser().parse_args(argv)
+    args.config = json.loads(args.config)
+    engines.check_length(args.model, args.prompt + args.generated, 64 + ANSWER_TOKENS, "the answer")
+    results = []
+    for policy in ("none", *args.policies.split(",")):
+        with tqdm(total=2 * args.texts, desc=policy, unit="answer") as bar:
+            results.append(
+                cells.run(
+                    "entropykv_vllm.evaluation.generation_cell",
+                    spec(args, policy),
+                    args.out / f"{policy}.json",
+                    lambda done, _, bar=bar: bar.update(done - bar.n) and None,
+                )
+            )
+    text = table.render(
+        ["policy", "early fact % (95 %)", "recent fact % (95 %)", "seconds"],
+        [row(r) for r in results],
+    )
+    print(f"\n{args.generated} tokens decoded after {args.prompt}, keep {args.keep:g}\n\n{text}")
+    (args.out / "table.md").write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chapters of docs/quality.md: what each measures, and the tables and pictures it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entropykv_vllm.evaluation.offline import runs
+from entropykv_vllm.evaluation.report import forms, plots, tables
+from entropykv_vllm.evaluation.report.sections import (
+    BITS,
+    FEWER,
+    KEEPS,
+    POLICIES,
+    Section,
+    grid,
+)
+
+Found = Sequence[tuple[Section, list[Any]]]
+GEMMA = "gemma3-270m"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Sections to be measured (some depend on stored ones), and the tables made of them."""
+
+    sections: Callable[[Path], list[Section]]
+    tables: Callable[[Found, Path], dict[str, str]]
+
+
+def _matrix(_: Path) -> list[Section]:
+    cells = grid(POLICIES, KEEPS, BITS, 2048)
+    return [
+        Section("agnostic-2k", cells),
+        Section("text-2k", cells, task="text", prompts=8),
+    ]
+
+
+def _matrix_tables(found: Found, folder: Path) -> dict[str, str]:
+    (section, needles), (_, texts) = found
+    plots.front(section.cells, needles, folder / "agnostic-2k.png", "Needle in 2,048 tokens")
+    made = {f"agnostic {bits}": tables.matrix(section.cells, needles, texts, bits) for bits in BITS}
+    return {**made, "kept": tables.whole(section.cells, needles, texts), **_fronts(found)}
+
+
+def _fronts(found: Found) -> dict[str, str]:
+    section, needles = found[0]
+    return {f"front {section.name}": tables.front(section.cells, needles)}
+
+
+def _aware(_: Path) -> list[Section]:
+    return [Section("aware-2k", grid(POLICIES, FEWER, (16, 4), 2048), aware=True)]
+
+
+def _one(found: Found, folder: Path) -> dict[str, str]:
+    section, results = found[0]
+    plots.front(section.cells, results, folder / f"{section.name}.png", section.name)
+    bits = {cell.eviction.get("bits", 16) for cell in section.cells if cell.policy != "none"}
+    made = {
+        f"{section.name} {b}": tables.matrix(section.cells, results, None, b) for b in sorted(bits)
+    }
+    return {**made, **_fronts(found)}
+
+
+def best(folder: Path, count: int = 5) -> list[str]:
+    """The policies that answer most in the matrix, as far as it is stored; entropykv first."""
+    section = _matrix(folder)[0]
+    results = runs.stored(folder / f"{section.name}.jsonl", section.spec())
+    if not results:
+        raise SystemExit("measure the chapter 'matrix' first: the best of it go on")
+    scores = dict.fromkeys(POLICIES, 0.0)
+    for i, cell in enumerate(section.cells):
+        if cell.policy in scores and cell.eviction.get("bits", 16) == 16:
+            scores[cell.policy] += tables.exact(results, i)[0]
+    return sorted(POLICIES, key=lambda policy: -scores[policy])[:count]
+
+
+def _long(folder: Path) -> list[Section]:
+    cells = grid(best(folder), FEWER, (16, 4), 4096)
+    return [Section("agnostic-4k", cells, tokens=4096, prompts=40)]
+
+
+def _gemma(folder: Path) -> list[Section]:
+    cells = grid(best(folder), FEWER, (16, 4), 2048)
+    return [Section("gemma-2k", cells, model=GEMMA, prompts=40)]
+
+
+def _forms(folder: Path) -> list[Section]:
+    return _matrix(folder)[:1]
+
+
+CHAPTERS = {
+    "matrix": Chapter(_matrix, _matrix_tables),
+    "aware": Chapter(_aware, _one),
+    "long": Chapter(_long, _one),
+    "gemma": Chapter(_gemma, _one),
+    "forms": Chapter(_forms, forms.tables),
+}

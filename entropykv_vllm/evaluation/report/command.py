@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv report`: measure all that docs/quality.md says, and put it into its tables.
+
+Sections run one after the other, prompt by prompt; what is stored already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from entropykv_vllm.evaluation.report import chapters, measure, page
+from entropykv_vllm.evaluation.report.sections import Section
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    p = argparse.ArgumentParser(prog="entropykv report", description=(__doc__ or "").split("\n")[0])
+    p.add_argument(
+        "--chapters",
+        default=",".join(chapters.CHAPTERS),
+        help="what to measure, of %(default)s (default: all)",
+    )
+    p.add_argument(
+        "--data", type=Path, default=Path("results/report"), help="folder of the results"
+    )
+    p.add_argument("--page", type=Path, help="a Markdown page whose tables are filled in")
+    p.add_argument(
+        "--stored", action="store_true", help="measure nothing, only write what is stored"
+    )
+    return p
+
+
+def measured(section: Section, folder: Path, stored: bool) -> list:
+    """Return the results of a section, running what is missing unless only stored ones count."""
+    from tqdm import tqdm
+
+    from entropykv_vllm.evaluation.offline import runs
+
+    if stored:
+        return runs.stored(folder / f"{section.name}.jsonl", section.spec())[: section.prompts]
+    with tqdm(total=section.prompts, desc=section.name, unit="prompt") as bar:
+        return measure.run(section, folder, lambda done, total: bar.update(done - bar.n) and None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    args = parser().parse_args(argv)
+    wanted = [name for name in args.chapters.split(",") if name]
+    for name in wanted:
+        if name not in chapters.CHAPTERS:
+            raise SystemExit(f"'{name}' is not a chapter: choose of {', '.join(chapters.CHAPTERS)}")
+    tables = {}
+    for name in wanted:
+        chapter = chapters.CHAPTERS[name]
+        found = [(s, measured(s, args.data, args.stored)) for s in chapter.sections(args.data)]
+        if all(results for _, results in found):
+            new = chapter.tables(found, args.data)
+            for title, text in new.items():
+                print(f"\n{title}\n\n{text}", flush=True)
+            tables |= new
+    if args.page and (unknown := page.fill(args.page, tables)):
+        print(f"\n{args.page} has no place for: {', '.join(unknown)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
