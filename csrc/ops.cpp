@@ -8,6 +8,9 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <stdlib.h>
+#include <string.h>
+
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -67,6 +70,16 @@ Cache cache_of(const Tensor& t, int64_t bits) {
   return c;
 }
 
+// A table with a number for each slot of a page, of which `used` may be in use.
+Slots slots_of(const Tensor& t, const char* name, const Tensor& cache, int used) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.dim() == 3 &&
+                      t.size(0) == cache.size(0) && t.size(1) == cache.size(1) &&
+                      t.size(2) >= used && t.stride(2) == 1,
+                  "entropykv: ", name, " is float32 [pages, heads, slots] with at least ", used,
+                  " slots, those of a page and head side by side");
+  return Slots{static_cast<float*>(t.mutable_data_ptr()), t.stride(0), t.stride(1)};
+}
+
 // Run f(i) for i in [0, count), by whichever thread is free.
 template <class F> void for_each(int64_t count, const F& f) {
   std::atomic<int64_t> next{0};
@@ -112,6 +125,18 @@ void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Te
 }
 
 // -- attention --
+
+// The requests of a call: their rows, pages and tokens.
+struct Batch {
+  const int32_t *starts, *table, *cold, *hot;
+  int64_t width, requests;
+
+  int queries(int64_t request) const { return starts[request + 1] - starts[request]; }
+  const int32_t* pages(int64_t request) const { return table + request * width; }
+  int hot_pages(int64_t request, const Cache& c) const {
+    return int((hot[request] + int64_t{c.page} - 1) / c.page);
+  }
+};
 
 struct Unit {
   Work work;
@@ -208,50 +233,35 @@ void attend_splits(const Attention& call, std::vector<Unit>& units, const Output
   }
 }
 
-std::vector<Unit> units_of(const Attention& call, const int32_t* starts, const int32_t* table,
-                           int64_t width, const int32_t* cold, const int32_t* hot,
-                           int64_t requests) {
+// Blocks of rows by request, head and row; `from`: the first row of each request, or null for 0.
+std::vector<Unit> units_of(const Attention& call, const Batch& batch, const int32_t* from) {
   std::vector<Unit> units;
   const Cache& c = call.cache;
   const int block = std::max(1, kMaxRows / call.group);
-  for (int64_t r = 0; r < requests; ++r) {
-    const int queries = starts[r + 1] - starts[r];
-    STD_TORCH_CHECK(queries >= 0 && queries <= hot[r] && cold[r] >= 0 &&
-                        cold[r] + (hot[r] + c.page - 1) / c.page <= width,
-                    "entropykv: request ", r,
-                    " has more tokens than pages, or queries than hot tokens");
+  for (int64_t r = 0; r < batch.requests; ++r) {
+    const int queries = batch.queries(r), start = from ? std::max(from[r], 0) : 0;
     for (int head = 0; head < c.heads; ++head)
-      for (int first = 0; first < queries; first += block) {
+      for (int first = start; first < queries; first += block) {
         Unit u{};
-        const int n = std::min(block, queries - first), position = hot[r] - queries + first;
-        u.work = Work{table + r * width, cold[r], starts[r] + first, n, position, head, 0};
+        const int n = std::min(block, queries - first), position = batch.hot[r] - queries + first;
+        u.work = Work{batch.pages(r), batch.cold[r], batch.starts[r] + first, n, position, head, 0};
         u.rows = n * call.group;
-        u.splits = cold_splits(c, cold[r]) + hot_splits(position + n);
+        u.splits = cold_splits(c, batch.cold[r]) + hot_splits(position + n);
         units.push_back(u);
       }
   }
   return units;
 }
 
-void check_pages(const int32_t* table, int64_t width, const int32_t* cold, const int32_t* hot,
-                 int64_t requests, const Cache& c, int64_t pages) {
-  for (int64_t r = 0; r < requests; ++r)
-    for (int i = 0; i < cold[r] + (hot[r] + c.page - 1) / c.page; ++i)
-      STD_TORCH_CHECK(table[r * width + i] >= 0 && table[r * width + i] < pages, "entropykv: page ",
-                      table[r * width + i], " is outside the cache");
-}
-
-void attention(const Tensor& query, const Tensor& cache, const Tensor& output, const Tensor& starts,
-               const Tensor& table, const Tensor& cold, const Tensor& hot, int64_t bits,
-               double scale, double softcap, std::optional<Tensor> sinks) {
+Attention attention_of(const Tensor& query, const Tensor& cache, int64_t bits, double scale,
+                       double softcap) {
   Attention call{};
   call.cache = cache_of(cache, bits);
   const Cache& c = call.cache;
-  for (const Tensor* t : {&query, &output})
-    STD_TORCH_CHECK(
-        t->dim() == 3 && t->size(1) % c.heads == 0 && t->size(1) == query.size(1) &&
-            t->size(2) == c.head_size && t->stride(2) == 1 && t->stride(1) == c.head_size,
-        "entropykv: queries and output are [tokens, query heads, head size], heads side by side");
+  STD_TORCH_CHECK(query.dim() == 3 && query.size(1) % c.heads == 0 &&
+                      query.size(2) == c.head_size && query.stride(2) == 1 &&
+                      query.stride(1) == c.head_size,
+                  "entropykv: queries are [tokens, query heads, head size], heads side by side");
   call.query = static_cast<const uint8_t*>(query.const_data_ptr());
   call.query_type = type_of(query);
   call.query_stride = query.stride(0);
@@ -260,27 +270,96 @@ void attention(const Tensor& query, const Tensor& cache, const Tensor& output, c
                   " query heads share a KV head");
   call.scale = float(scale);
   call.softcap = float(softcap);
-  const int64_t requests = cold.numel();
-  const auto* first = integers<int32_t>(starts, ScalarType::Int, 1, "starts");
-  const auto* rows = integers<int32_t>(table, ScalarType::Int, 2, "table");
-  const auto* cold_pages = integers<int32_t>(cold, ScalarType::Int, 1, "cold");
-  const auto* hot_tokens = integers<int32_t>(hot, ScalarType::Int, 1, "hot");
-  STD_TORCH_CHECK(starts.numel() == requests + 1 && table.size(0) >= requests &&
-                      hot.numel() == requests &&
-                      (requests == 0 || first[requests] <= std::min(query.size(0), output.size(0))),
+  return call;
+}
+
+void check_request(const Batch& batch, int64_t r, const Cache& c, int64_t pages) {
+  const int queries = batch.queries(r), cold = batch.cold[r], hot = batch.hot[r];
+  STD_TORCH_CHECK(
+      queries >= 0 && queries <= hot && cold >= 0 && cold + batch.hot_pages(r, c) <= batch.width,
+      "entropykv: request ", r, " has more tokens than pages, or queries than hot tokens");
+  for (int i = 0; i < cold + batch.hot_pages(r, c); ++i)
+    STD_TORCH_CHECK(batch.pages(r)[i] >= 0 && batch.pages(r)[i] < pages, "entropykv: page ",
+                    batch.pages(r)[i], " is outside the cache");
+}
+
+Batch batch_of(const Tensor& starts, const Tensor& table, const Tensor& cold, const Tensor& hot,
+               int64_t rows, const Cache& c, int64_t pages) {
+  Batch batch{};
+  batch.starts = integers<int32_t>(starts, ScalarType::Int, 1, "starts");
+  batch.table = integers<int32_t>(table, ScalarType::Int, 2, "table");
+  batch.cold = integers<int32_t>(cold, ScalarType::Int, 1, "cold");
+  batch.hot = integers<int32_t>(hot, ScalarType::Int, 1, "hot");
+  batch.width = table.size(1);
+  batch.requests = cold.numel();
+  STD_TORCH_CHECK(starts.numel() == batch.requests + 1 && table.size(0) >= batch.requests &&
+                      hot.numel() == batch.requests &&
+                      (batch.requests == 0 || batch.starts[batch.requests] <= rows),
                   "entropykv: starts, table, cold and hot do not fit each other or the queries");
-  Output out{static_cast<uint8_t*>(output.mutable_data_ptr()), type_of(output), output.stride(0),
-             nullptr};
-  if (sinks) {
-    STD_TORCH_CHECK(sinks->scalar_type() == ScalarType::Float && sinks->numel() == query.size(1) &&
-                        sinks->is_contiguous(),
-                    "entropykv: sinks are float32, one for each query head");
-    out.sinks = static_cast<const float*>(sinks->const_data_ptr());
-  }
-  auto units = units_of(call, first, rows, table.size(1), cold_pages, hot_tokens, requests);
-  check_pages(rows, table.size(1), cold_pages, hot_tokens, requests, c, cache.size(0));
-  if (worth_splitting(units, c.head_size)) return attend_splits(call, units, out);
+  for (int64_t r = 0; r < batch.requests; ++r) check_request(batch, r, c, pages);
+  return batch;
+}
+
+const float* sinks_of(const std::optional<Tensor>& sinks, int64_t query_heads) {
+  if (!sinks) return nullptr;
+  STD_TORCH_CHECK(sinks->scalar_type() == ScalarType::Float && sinks->numel() == query_heads &&
+                      sinks->is_contiguous(),
+                  "entropykv: sinks are float32, one for each query head");
+  return static_cast<const float*>(sinks->const_data_ptr());
+}
+
+void attention(const Tensor& query, const Tensor& cache, const Tensor& output, const Tensor& starts,
+               const Tensor& table, const Tensor& cold, const Tensor& hot, int64_t bits,
+               double scale, double softcap, std::optional<Tensor> sinks) {
+  const Attention call = attention_of(query, cache, bits, scale, softcap);
+  const int D = call.cache.head_size;
+  STD_TORCH_CHECK(
+      output.dim() == 3 && output.size(1) == query.size(1) && output.size(2) == D &&
+          output.stride(2) == 1 && output.stride(1) == D,
+      "entropykv: output is [tokens, query heads, head size] as the queries, heads side by side");
+  const Batch batch = batch_of(starts, table, cold, hot, std::min(query.size(0), output.size(0)),
+                               call.cache, cache.size(0));
+  const Output out{static_cast<uint8_t*>(output.mutable_data_ptr()), type_of(output),
+                   output.stride(0), sinks_of(sinks, query.size(1))};
+  auto units = units_of(call, batch, nullptr);
+  if (worth_splitting(units, D)) return attend_splits(call, units, out);
   for_each(int64_t(units.size()), [&](int64_t i) { attend_unit(call, units[i], out); });
+}
+
+// -- observe --
+
+// One head's slots in use of a request's pages.
+void clear_slots(const Slots& mass, const Batch& batch, int64_t request, const Cache& c, int head) {
+  const int32_t* pages = batch.pages(request);
+  const int cold = batch.cold[request];
+  for (int i = 0; i < cold + batch.hot_pages(request, c); ++i)
+    std::fill_n(slots_of(mass, pages[i], head), i < cold ? c.cold_tokens : c.page, 0.0f);
+}
+
+// Heads side by side, and the requests of a head in order, since they may share pages.
+void observe(const Tensor& query, const Tensor& cache, const Tensor& mass, const Tensor& starts,
+             const Tensor& table, const Tensor& cold, const Tensor& hot, int64_t bits, double scale,
+             double softcap, std::optional<Tensor> sinks, const Tensor& first,
+             const Tensor& fresh) {
+  const Attention call = attention_of(query, cache, bits, scale, softcap);
+  const Cache& c = call.cache;
+  const Slots slots = slots_of(mass, "mass", cache, std::max(c.page, c.cold_tokens));
+  const Batch batch = batch_of(starts, table, cold, hot, query.size(0), c, cache.size(0));
+  const auto* from = integers<int32_t>(first, ScalarType::Int, 1, "first");
+  const auto* clear = integers<int32_t>(fresh, ScalarType::Int, 1, "fresh");
+  STD_TORCH_CHECK(first.numel() == batch.requests && fresh.numel() == batch.requests,
+                  "entropykv: first and fresh have one number for each request");
+  const float* logits = sinks_of(sinks, query.size(1));
+  const auto units = units_of(call, batch, from);
+  const Kernels& run = kernels();
+  for_each(c.heads, [&](int64_t head) {
+    for (int64_t r = 0; r < batch.requests; ++r)
+      if (clear[r]) clear_slots(slots, batch, r, c, int(head));
+    for (const Unit& u : units)
+      if (u.work.head == head)
+        run.observe(call, u.work, slots, logits ? logits + head * call.group : nullptr,
+                    scratch_arena.get(run.scratch_bytes()));
+  });
 }
 
 // -- collapse and drop --
@@ -300,16 +379,21 @@ struct Moves {
   int64_t count;
   int from, into; // pages of a move
   int policy;
-  int run;       // tokens that stay or go together
-  int from_bits; // of the pages that are read, 16 for hot ones
+  int run;             // tokens that stay or go together
+  int from_bits;       // of the pages that are read, 16 for hot ones
+  const float* scores; // [moves][heads][tokens], or null: those of the policy
+  Slots side;          // numbers that go with the tokens, if there are any
 
-  int tokens() const { return from * (from_bits < 16 ? cache.cold_tokens : cache.page); }
+  int page_tokens() const { return from_bits < 16 ? cache.cold_tokens : cache.page; }
+  int tokens() const { return from * page_tokens(); }
 };
 
 Moves moves_of(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
-               const std::string& policy, int64_t bits) {
+               int64_t from_bits, int64_t bits) {
   Moves m{};
   m.cache = cache_of(cache, bits);
+  STD_TORCH_CHECK(from_bits == 16 || from_bits == bits, "entropykv: pages of ", from_bits,
+                  " bits cannot become pages of ", bits);
   m.src = integers<int64_t>(src, ScalarType::Long, 2, "src");
   m.dst = integers<int64_t>(dst, ScalarType::Long, 2, "dst");
   m.sinks = integers<int64_t>(sinks, ScalarType::Long, 1, "sinks");
@@ -320,9 +404,8 @@ Moves moves_of(const Tensor& cache, const Tensor& src, const Tensor& dst, const 
       "entropykv: src, dst and sinks have one row per move, and a move makes pages fewer");
   m.from = int(src.size(1));
   m.into = int(dst.size(1));
-  m.policy = policy_of(policy);
   m.run = 1;
-  m.from_bits = 16;
+  m.from_bits = int(from_bits);
   for (const Tensor* t : {&src, &dst})
     for (int64_t i = 0; i < t->numel(); ++i) {
       const int64_t page = static_cast<const int64_t*>(t->const_data_ptr())[i];
@@ -332,9 +415,26 @@ Moves moves_of(const Tensor& cache, const Tensor& src, const Tensor& dst, const 
   return m;
 }
 
-// Keys, values, scores, and the survivors' keys, values and codes, of one head of one move.
+void score_by(Moves& m, const std::string& policy, const std::optional<Tensor>& scores) {
+  if (!scores) {
+    m.policy = policy_of(policy);
+    return;
+  }
+  STD_TORCH_CHECK(scores->scalar_type() == ScalarType::Float && scores->dim() == 3 &&
+                      scores->is_contiguous() && scores->size(0) == m.count &&
+                      scores->size(1) == m.cache.heads && scores->size(2) == m.tokens(),
+                  "entropykv: scores are float32 [moves, heads, tokens of src], contiguous");
+  m.scores = static_cast<const float*>(scores->const_data_ptr());
+}
+
+void carry(Moves& m, const std::optional<Tensor>& side, const Tensor& cache) {
+  if (side) m.side = slots_of(*side, "side", cache, std::max(m.page_tokens(), m.cache.cold_tokens));
+}
+
+// Keys, values, scores and side numbers, and the survivors' keys, values and codes, of one head of
+// one move.
 struct Tokens {
-  std::vector<float> keys, values, scores, kept_keys, kept_values;
+  std::vector<float> keys, values, scores, numbers, kept_keys, kept_values;
   std::vector<uint8_t> codes;
 
   void read(const Moves& m, int64_t move, int head) {
@@ -352,8 +452,13 @@ struct Tokens {
       kernels().read_cold(m.cache, m.src[move * m.from + i], head, keys.data() + i * page,
                           values.data() + i * page);
   }
-  void score(const Moves& m) {
-    scores.resize(keys.size() / m.cache.head_size);
+  void score(const Moves& m, int64_t move, int head) {
+    scores.resize(m.tokens());
+    if (m.scores) {
+      std::copy_n(m.scores + (move * m.cache.heads + head) * m.tokens(), m.tokens(),
+                  scores.begin());
+      return;
+    }
     kernels().score(m.policy, keys.data(), values.data(), int(scores.size()), m.cache.head_size,
                     scores.data());
   }
@@ -374,6 +479,18 @@ struct Tokens {
       kernels().write_page(m.cache, m.dst[move * m.into + i], head, kept_keys.data() + i * page,
                            kept_values.data() + i * page, codes.data());
   }
+  void move_numbers(const Moves& m, int64_t move, int head, const std::vector<int>& best) {
+    if (!m.side.data) return;
+    const int from = m.page_tokens(), into = m.cache.cold_tokens;
+    numbers.resize(m.tokens());
+    for (int i = 0; i < m.from; ++i)
+      std::copy_n(slots_of(m.side, m.src[move * m.from + i], head), from,
+                  numbers.begin() + i * from);
+    for (int i = 0; i < m.into; ++i) {
+      float* to = slots_of(m.side, m.dst[move * m.into + i], head);
+      for (int t = 0; t < into; ++t) to[t] = numbers[best[i * into + t]];
+    }
+  }
 };
 thread_local Tokens tokens_of_thread;
 
@@ -388,9 +505,11 @@ void collapse_heads(const Moves& m) {
     Tokens& t = tokens_of_thread;
     for (int64_t move = 0; move < m.count; ++move) {
       t.read(m, move, int(head));
-      t.score(m);
-      t.take(choose(m, move, t.scores), m.cache.head_size);
+      t.score(m, move, int(head));
+      const std::vector<int> best = choose(m, move, t.scores);
+      t.take(best, m.cache.head_size);
       t.write(m, move, int(head));
+      t.move_numbers(m, move, int(head), best);
     }
   });
 }
@@ -402,8 +521,8 @@ void collapse_layer(const Moves& m) {
   for (int64_t move = 0; move < m.count; ++move) {
     for_each(heads, [&](int64_t head) {
       Tokens& t = tokens_of_thread;
-      t.read(m, move, int(head));
-      t.score(m);
+      if (!m.scores) t.read(m, move, int(head));
+      t.score(m, move, int(head));
       standardize(t.scores.data(), tokens);
       std::copy(t.scores.begin(), t.scores.end(), all.begin() + head * tokens);
     });
@@ -416,17 +535,17 @@ void collapse_layer(const Moves& m) {
       t.read(m, move, int(head));
       t.take(best, m.cache.head_size);
       t.write(m, move, int(head));
+      t.move_numbers(m, move, int(head), best);
     });
   }
 }
 
 void collapse(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
               std::string policy, std::string granularity, std::string scope, int64_t from_bits,
-              int64_t bits) {
-  Moves m = moves_of(cache, src, dst, sinks, policy, bits);
-  STD_TORCH_CHECK(from_bits == 16 || from_bits == bits, "entropykv: pages of ", from_bits,
-                  " bits cannot become pages of ", bits);
-  m.from_bits = int(from_bits);
+              int64_t bits, std::optional<Tensor> scores, std::optional<Tensor> side) {
+  Moves m = moves_of(cache, src, dst, sinks, from_bits, bits);
+  score_by(m, policy, scores);
+  carry(m, side, cache);
   STD_TORCH_CHECK(m.into * m.cache.cold_tokens <= m.tokens(), "entropykv: ", m.from,
                   " pages do not fill ", m.into, " cold ones");
   STD_TORCH_CHECK((granularity == "token" || granularity == "block") &&
@@ -438,24 +557,27 @@ void collapse(const Tensor& cache, const Tensor& src, const Tensor& dst, const T
 }
 
 void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
-          std::string policy, int64_t bits) {
-  Moves m = moves_of(cache, src, dst, sinks, policy, bits);
+          std::string policy, int64_t bits, std::optional<Tensor> scores,
+          std::optional<Tensor> side) {
+  Moves m = moves_of(cache, src, dst, sinks, bits, bits);
+  score_by(m, policy, scores);
+  carry(m, side, cache);
   const Cache& c = m.cache;
   m.run = c.cold_tokens;
-  m.from_bits = c.bits;
   for_each(c.heads, [&](int64_t head) {
     Tokens& t = tokens_of_thread;
     std::vector<uint8_t> kept(size_t(m.into) * c.head_bytes);
     const auto at = [&](int64_t page) { return head_of(c, page, int(head)); };
     for (int64_t move = 0; move < m.count; ++move) {
-      t.read(m, move, int(head));
-      t.score(m);
+      if (!m.scores) t.read(m, move, int(head));
+      t.score(m, move, int(head));
       const std::vector<int> best = choose(m, move, t.scores);
       for (int i = 0; i < m.into; ++i)
         std::copy_n(at(m.src[move * m.from + best[size_t(i) * m.run] / m.run]), c.head_bytes,
                     kept.data() + i * c.head_bytes);
       for (int i = 0; i < m.into; ++i)
         std::copy_n(kept.data() + i * c.head_bytes, c.head_bytes, at(m.dst[move * m.into + i]));
+      t.move_numbers(m, move, int(head), best);
     }
   });
 }
@@ -480,9 +602,14 @@ STABLE_TORCH_LIBRARY(entropykv, m) {
   m.def("attention(Tensor query, Tensor cache, Tensor(a!) output, Tensor starts, Tensor table, "
         "Tensor cold, "
         "Tensor hot, int bits, float scale, float softcap, Tensor? sinks) -> ()");
+  m.def("observe(Tensor query, Tensor cache, Tensor(a!) mass, Tensor starts, Tensor table, Tensor "
+        "cold, Tensor hot, int bits, float scale, float softcap, Tensor? sinks, Tensor first, "
+        "Tensor fresh) -> ()");
   m.def("collapse(Tensor(a!) cache, Tensor src, Tensor dst, Tensor sinks, str policy, str "
-        "granularity, str scope, int from_bits, int bits) -> ()");
-  m.def("drop(Tensor(a!) cache, Tensor src, Tensor dst, Tensor sinks, str policy, int bits) -> ()");
+        "granularity, str scope, int from_bits, int bits, Tensor? scores=None, Tensor(b!)? "
+        "side=None) -> ()");
+  m.def("drop(Tensor(a!) cache, Tensor src, Tensor dst, Tensor sinks, str policy, int bits, "
+        "Tensor? scores=None, Tensor(b!)? side=None) -> ()");
   m.def("use_isa(str name) -> bool");
   m.def("isa() -> str");
   m.def("capacity(int head_size, int page, int item_bytes, int bits) -> int");
@@ -491,6 +618,7 @@ STABLE_TORCH_LIBRARY(entropykv, m) {
 STABLE_TORCH_LIBRARY_IMPL(entropykv, CPU, m) {
   m.impl("write", TORCH_BOX(&entropykv::write));
   m.impl("attention", TORCH_BOX(&entropykv::attention));
+  m.impl("observe", TORCH_BOX(&entropykv::observe));
   m.impl("collapse", TORCH_BOX(&entropykv::collapse));
   m.impl("drop", TORCH_BOX(&entropykv::drop));
 }
@@ -501,7 +629,25 @@ STABLE_TORCH_LIBRARY_IMPL(entropykv, CompositeExplicitAutograd, m) {
   m.impl("capacity", TORCH_BOX(&entropykv::cold_capacity));
 }
 
+namespace {
+
+// Not taken for "the best there is": whoever misspells a name would compare a thing with itself.
+bool isa_is_known() {
+  const char* wanted = getenv("ENTROPYKV_ISA");
+  if (!wanted || !*wanted) return true;
+  std::string names;
+  for (int i = 0; const char* name = entropykv::isa_name(i); ++i) {
+    if (strcmp(name, wanted) == 0) return true;
+    names += i ? std::string(", ") + name : name;
+  }
+  PyErr_Format(PyExc_ValueError, "ENTROPYKV_ISA is '%s', not one of %s", wanted, names.c_str());
+  return false;
+}
+
+} // namespace
+
 PyMODINIT_FUNC PyInit__C(void) {
+  if (!isa_is_known()) return nullptr;
   static PyModuleDef module = {
       PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

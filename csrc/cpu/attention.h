@@ -19,6 +19,7 @@ using entropykv::kMaxHead;
 using entropykv::kMaxRows;
 using entropykv::kMaxTokens;
 using entropykv::Partial;
+using entropykv::Slots;
 using entropykv::Work;
 
 constexpr int kMaxTiles = kMaxTokens / 16;
@@ -49,6 +50,7 @@ struct Run {
   const uint8_t* values; // channel block 0
   int64_t stride;        // bytes from channel block to channel block
   int first, tokens;     // in the piece
+  int32_t page, place;   // where its first token lies
 };
 struct Piece {
   int tokens;
@@ -69,14 +71,16 @@ struct Scratch {
   alignas(64) uint8_t keys[kMaxTokens * kMaxHead * 4];
   alignas(64) uint8_t values[kMaxTokens * kMaxHead * 4];
   alignas(64) uint8_t tail[4 * kMaxHead / 16 * 512];
+  alignas(64) float columns[kMaxTokens];
 };
 
 struct Rows {
   int count, group, head_size;
   const Attention& call;
-  const Work& work;
+  Work work;
   Partial state;
   Scratch& s;
+  const Slots* mass; // only of `observe`
 };
 
 EKV_INLINE void put(float* to, vf x) {
@@ -203,19 +207,24 @@ EKV_INLINE vf soft_capped(vf x, float cap) {
 
 static const float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+// A row's logits from token `t` on, as exp takes them.
+template <int format> EKV_INLINE vf finished(const Rows& rows, int row, int t, int limit) {
+  vf x = load(rows.s.logits + row * kMaxTokens + t);
+  if constexpr (quantized(format))
+    x = x + set1(rows.s.offset[row][t / entropykv::kGroup]);
+  else
+    x = x * set1(rows.call.scale);
+  if (rows.call.softcap > 0) x = soft_capped(x, rows.call.softcap);
+  if (t + 16 > limit) x = where_less(load(kLanes), set1(float(limit - t)), x, set1(-kInfinity));
+  return x;
+}
+
 // A row's logits become what exp takes; their maximum.
 template <int format> EKV_INLINE float finish_logits(Rows& rows, int row, int limit) {
-  float* logits = rows.s.logits + row * kMaxTokens;
   vf most = set1(-kInfinity);
   for (int t = 0; t < limit; t += 16) {
-    vf x = load(logits + t);
-    if constexpr (quantized(format))
-      x = x + set1(rows.s.offset[row][t / entropykv::kGroup]);
-    else
-      x = x * set1(rows.call.scale);
-    if (rows.call.softcap > 0) x = soft_capped(x, rows.call.softcap);
-    if (t + 16 > limit) x = where_less(load(kLanes), set1(float(limit - t)), x, set1(-kInfinity));
-    store(logits + t, x);
+    const vf x = finished<format>(rows, row, t, limit);
+    store(rows.s.logits + row * kMaxTokens + t, x);
     most = max(most, x);
   }
   return largest(most);
@@ -328,13 +337,14 @@ template <int format> static void add_values(Rows& rows, const Piece& piece, con
   }
 }
 
-template <int format>
-static void step(Rows& rows, const Piece& piece, const Piece* next, bool causal) {
-  if (rows.count > kAheadRows) next = nullptr; // there is enough to do while memory answers
-  logits_of<format>(rows, piece, next);
-  weights_of<format>(rows, piece, causal);
-  add_values<format>(rows, piece, next);
-}
+// What is done with a piece whose logits are there.
+struct Attend {
+  template <int format>
+  static void step(Rows& rows, const Piece& piece, const Piece* next, bool causal) {
+    weights_of<format>(rows, piece, causal);
+    add_values<format>(rows, piece, next);
+  }
+};
 
 // Tokens `first` to `first + tokens` of some pages in the hot format.
 template <int format>
@@ -356,41 +366,47 @@ static Piece paged_piece(const Rows& rows, const int32_t* pages, int first, int 
       continue;
     }
     const uint8_t* values = head + B / 16 * tile + int64_t{offset / 8} * block_bytes(format);
-    piece.runs[piece.run_count++] = Run{values, column, t, n};
+    piece.runs[piece.run_count++] = Run{values, column, t, n, pages[at / B], offset};
   }
   return piece;
 }
 
 // Step by step over pieces `at(0)` to `at(count - 1)`, each while the next one is fetched.
-template <int format, class At> static void walk(Rows& rows, int count, bool causal, const At& at) {
+template <class Step, int format, class At>
+static void walk(Rows& rows, int count, bool causal, const At& at) {
   if (count <= 0) return;
   Piece piece = at(0);
   for (int i = 0; i < count; ++i) {
     const bool more = i + 1 < count;
-    const Piece next = more ? at(i + 1) : Piece{};
-    step<format>(rows, piece, more ? &next : nullptr, causal);
-    piece = next;
+    const Piece following = more ? at(i + 1) : Piece{};
+    // With many rows there is enough to do while memory answers.
+    const Piece* next = more && rows.count <= kAheadRows ? &following : nullptr;
+    logits_of<format>(rows, piece, next);
+    Step::template step<format>(rows, piece, next, causal);
+    piece = following;
   }
 }
 
-template <int format>
-static void attend_paged(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
+template <class Step, int format>
+static void walk_paged(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
   plain_queries<typename ProductOf<format>::type::Element>(rows);
-  walk<format>(rows, (end - begin + kMaxTokens - 1) / kMaxTokens, causal, [&](int i) {
+  walk<Step, format>(rows, (end - begin + kMaxTokens - 1) / kMaxTokens, causal, [&](int i) {
     const int first = begin + i * kMaxTokens, left = end - first;
     return paged_piece<format>(rows, pages, first, left < kMaxTokens ? left : kMaxTokens);
   });
 }
 
-static void attend_hot_format(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
+template <class Step>
+static void walk_hot(Rows& rows, const int32_t* pages, int begin, int end, bool causal) {
   switch (rows.call.cache.type) {
-  case entropykv::kFloat32: return attend_paged<kF32>(rows, pages, begin, end, causal);
-  case entropykv::kBFloat16: return attend_paged<kBf16>(rows, pages, begin, end, causal);
-  default: return attend_paged<kF16>(rows, pages, begin, end, causal);
+  case entropykv::kFloat32: return walk_paged<Step, kF32>(rows, pages, begin, end, causal);
+  case entropykv::kBFloat16: return walk_paged<Step, kBf16>(rows, pages, begin, end, causal);
+  default: return walk_paged<Step, kF16>(rows, pages, begin, end, causal);
   }
 }
 
-template <int format> static Piece cold_piece(const Rows& rows, const uint8_t* head, int first) {
+template <int format> static Piece cold_piece(const Rows& rows, int32_t page, int first) {
+  const uint8_t* head = head_of(rows.call.cache, page, rows.work.head);
   const int D = rows.head_size, T = rows.call.cache.cold_tokens;
   const entropykv::ColdLayout layout{D, T, rows.call.cache.bits};
   const int n = T - first < kMaxTokens ? T - first : kMaxTokens, group = first / entropykv::kGroup;
@@ -399,7 +415,11 @@ template <int format> static Piece cold_piece(const Rows& rows, const uint8_t* h
   for (int t = 0; t < n; t += 16)
     piece.keys[t / 16] = head + int64_t{(first + t) / 16} * (D / 8) * block_bytes(format);
   piece.runs[0] = Run{head + layout.value_codes() + int64_t{first / 8} * block_bytes(format),
-                      int64_t{T / 8} * block_bytes(format), 0, n};
+                      int64_t{T / 8} * block_bytes(format),
+                      0,
+                      n,
+                      page,
+                      first};
   piece.run_count = 1;
   piece.key_scale = head + layout.key_scale() + int64_t{2} * group * D;
   piece.key_zero = head + layout.key_zero() + int64_t{2} * group * D;
@@ -408,16 +428,15 @@ template <int format> static Piece cold_piece(const Rows& rows, const uint8_t* h
   return piece;
 }
 
-template <int format> static void attend_cold(Rows& rows, int begin, int end) {
+template <class Step, int format> static void walk_cold(Rows& rows, int begin, int end) {
   const int T = rows.call.cache.cold_tokens, per_page = (T + kMaxTokens - 1) / kMaxTokens;
-  walk<format>(rows, (end - begin) * per_page, false, [&](int i) {
-    const int32_t page = rows.work.pages[begin + i / per_page];
-    const uint8_t* head = head_of(rows.call.cache, page, rows.work.head);
-    return cold_piece<format>(rows, head, i % per_page * kMaxTokens);
+  walk<Step, format>(rows, (end - begin) * per_page, false, [&](int i) {
+    return cold_piece<format>(rows, rows.work.pages[begin + i / per_page],
+                              i % per_page * kMaxTokens);
   });
 }
 
-static void attend_split(Rows& rows) {
+template <class Step> static void walk_split(Rows& rows) {
   const Cache& cache = rows.call.cache;
   const Work& work = rows.work;
   const int per = entropykv::cold_pages_per_split(cache),
@@ -426,26 +445,26 @@ static void attend_split(Rows& rows) {
     const int begin = (work.split - cold) * entropykv::kSplit;
     const int seen = work.position + work.queries;
     const int end = seen < begin + entropykv::kSplit ? seen : begin + entropykv::kSplit;
-    return attend_hot_format(rows, work.pages + work.cold_pages, begin, end, true);
+    return walk_hot<Step>(rows, work.pages + work.cold_pages, begin, end, true);
   }
   const int begin = work.split * per, left = work.cold_pages - begin,
             end = begin + (left < per ? left : per);
-  if (cache.bits == 8) return attend_cold<kQ8>(rows, begin, end);
-  if (cache.bits == 4) return attend_cold<kQ4>(rows, begin, end);
-  attend_hot_format(rows, work.pages, begin * cache.page, end * cache.page, false);
+  if (cache.bits == 8) return walk_cold<Step, kQ8>(rows, begin, end);
+  if (cache.bits == 4) return walk_cold<Step, kQ4>(rows, begin, end);
+  walk_hot<Step>(rows, work.pages, begin * cache.page, end * cache.page, false);
 }
 
 static void attend(const Attention& call, const Work& work, Partial state, void* scratch) {
   Scratch& s = *static_cast<Scratch*>(scratch);
   const int D = call.cache.head_size;
-  Rows rows{work.queries * call.group, call.group, D, call, work, state, s};
+  Rows rows{work.queries * call.group, call.group, D, call, work, state, s, nullptr};
   for (int r = 0; r < rows.count; ++r) {
     state.max[r] = -kInfinity;
     state.sum[r] = s.zero_sum[r] = 0;
   }
   memset(state.acc, 0, sizeof(float) * rows.count * D);
   read_queries(rows);
-  attend_split(rows);
+  walk_split<Attend>(rows);
   for (int r = 0; r < rows.count; ++r)
     if (s.zero_sum[r] != 0)
       for (int d = 0; d < D; d += 16) {
@@ -466,17 +485,23 @@ static void merge(Partial into, Partial part, int rows, int D) {
   }
 }
 
+// What makes a row's weights and that of its sink add up to 1.
+static float normalizer(float most, float total, const float* sink) {
+  float factor = 1;
+  if (sink && *sink > most) {
+    factor = exp_negative(most - *sink);
+    most = *sink;
+  }
+  total = total * factor + (sink ? exp_negative(*sink - most) : 0);
+  return total > 0 ? factor / total : total;
+}
+
 static void finish(Partial state, int rows, int D, int group, const float* sinks, uint8_t* out,
                    int type, int64_t stride) {
   const int item = entropykv::item_bytes(type);
   for (int r = 0; r < rows; ++r) {
-    float most = state.max[r], total = state.sum[r], factor = 1;
-    if (sinks && sinks[r % group] > most) {
-      factor = exp_negative(most - sinks[r % group]);
-      most = sinks[r % group];
-    }
-    total = total * factor + (sinks ? exp_negative(sinks[r % group] - most) : 0);
-    const vf scale = set1(total > 0 ? factor / total : total);
+    const float* sink = sinks ? sinks + r % group : nullptr;
+    const vf scale = set1(normalizer(state.max[r], state.sum[r], sink));
     uint8_t* to = out + (int64_t{r / group} * stride + int64_t{r % group} * D) * item;
     for (int d = 0; d < D; d += 16)
       store_type(to + d * item, load(state.acc + int64_t{r} * D + d) * scale, type);

@@ -73,7 +73,13 @@ const Kernels* best(const char* limit) {
 
 const Kernels* current = nullptr;
 
+constexpr int kCount = sizeof kChoices / sizeof *kChoices;
+
 } // namespace
+
+const char* isa_name(int i) {
+  return i < kCount ? kChoices[i].name : nullptr;
+}
 
 const Kernels& kernels() {
   if (!current) current = best(getenv("ENTROPYKV_ISA"));

@@ -25,6 +25,16 @@ static inline uint8_t* head_of(const Cache& cache, int64_t page, int head) {
   return cache.data + page * cache.page_bytes + head * cache.head_bytes;
 }
 
+// A number for each slot of a page, [pages][heads][slots]; the strides in numbers.
+struct Slots {
+  float* data; // null: there is no such table
+  int64_t page_stride, head_stride;
+};
+
+static inline float* slots_of(const Slots& slots, int64_t page, int head) {
+  return slots.data + page * slots.page_stride + head * slots.head_stride;
+}
+
 struct Attention {
   Cache cache;
   const uint8_t* query;  // [tokens][heads][head_size]
@@ -60,6 +70,9 @@ struct Kernels {
   // null.
   void (*finish)(Partial, int rows, int head_size, int group, const float* sinks, uint8_t* out,
                  int type, int64_t stride);
+  // Add what all rows of a block give to each token; `split` is not read, `sinks` as in `finish`.
+  void (*observe)(const Attention&, const Work&, const Slots& mass, const float* sinks,
+                  void* scratch);
   void (*write)(const Cache&, const uint8_t* key, const uint8_t* value, int type,
                 int64_t key_stride, int64_t value_stride, const int64_t* slots, int64_t tokens,
                 int head);
@@ -78,6 +91,8 @@ struct Kernels {
 const Kernels& kernels();
 // Choose by name, "" for the best; false if this machine cannot run it.
 bool set_isa(const char* name);
+// Names that ENTROPYKV_ISA may have, null behind the last.
+const char* isa_name(int i);
 
 // How a row's tokens are cut into splits: a function of its lengths alone, so results do not depend
 // on who else is in the batch.

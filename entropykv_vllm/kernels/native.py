@@ -21,12 +21,16 @@ SCORES = ("entropykv", "norm", "knorm", "keydiff", "random", "sink", "window")
 
 @lru_cache(maxsize=1)
 def load() -> bool:
-    """Register the operators in this process; False if they were not built."""
+    """Register the operators in this process; False if they were not built.
+
+    Raises:
+        ValueError: ENTROPYKV_ISA names no instruction set.
+    """
     try:
         importlib.import_module("entropykv_vllm._C")
     except ImportError:
         return False
-    for name in ("write", "attention", "collapse", "drop"):
+    for name in ("write", "attention", "observe", "collapse", "drop"):
         torch.library.register_fake(f"entropykv::{name}")(_nothing)
     return True
 

@@ -14,6 +14,7 @@ _OPS: Any = torch.ops.entropykv if native.load() else reference
 
 write = _OPS.write
 attention = _OPS.attention
+observe = _OPS.observe
 collapse = _OPS.collapse
 drop = _OPS.drop
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native ops against those in plain torch, for each instruction set that this machine has."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -20,6 +23,7 @@ from tests.kernels.paged import (
     Brief,
     batches,
     fill_cold,
+    garbage,
     long,
     new_cache,
     seeds,
@@ -173,15 +177,15 @@ class Moves(Brief):
         moves = {"src": self.src[part], "dst": self.dst[part], "sinks": self.sinks[part]}
         return replace(self, cache=cache, **moves)
 
-    def collapse(self, op):
+    def collapse(self, op, *given):
         cache = self.cache.clone()
         choice = self.policy, self.granularity, self.scope, 16, self.bits
-        op(cache, self.src, self.dst, self.sinks, *choice)
+        op(cache, self.src, self.dst, self.sinks, *choice, *given)
         return cache
 
-    def drop(self, op):
+    def drop(self, op, *given):
         cache = self.cache.clone()
-        op(cache, self.src, self.dst, self.sinks, self.policy, self.bits)
+        op(cache, self.src, self.dst, self.sinks, self.policy, self.bits, *given)
         return cache
 
 
@@ -215,7 +219,7 @@ def collapses(draw):
     bits, n, m = draw(st.sampled_from([16, 8, 4])), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     few = draw(st.booleans())
     # Which neighbours a token has cannot be told from its bytes, if others have the same.
-    policies = [p for p in SCORES if not (few and p == "entropykv")]
+    policies = [p for p in native.SCORES if not (few and p == "entropykv")]
     torch.manual_seed(draw(seeds))
     kind = draw(st.sampled_from(GARBAGE))
     probe = new_cache(1, heads, page, head_size, dtype, kind, False)
@@ -458,7 +462,7 @@ def drops(draw):
     tokens = formats.cold_capacity(cache, bits)
     size = 1 + torch.rand(2, n, s, heads, 1, 1)
     keys, values = torch.randn(2, n, s, heads, tokens, head_size) * size
-    policy = draw(st.sampled_from(list(SCORES)))
+    policy = draw(st.sampled_from(native.SCORES))
     # Two pages alike, where a score has nothing to do with the neighbours.
     if policy != "entropykv" and draw(st.booleans()):
         keys[:, -1], values[:, -1] = keys[:, 0], values[:, 0]
@@ -497,3 +501,114 @@ def check_drop(moves, after):
 def test_drop(isa, moves):
     with native.use(isa):
         check_moves(moves, lambda some: some.drop(ops.drop), check_drop)
+
+
+# -- scores from outside, and numbers that go with the tokens -------------------------------------
+
+
+def balanced_scores(*shape):
+    """As many 1 as -1 in each row, so that standardizing and adding up is exact; and others."""
+    others = torch.tensor([torch.nan, torch.inf, -torch.inf])[torch.randint(3, (shape[-1] // 4,))]
+    ones = torch.ones(2, (shape[-1] - len(others)) // 2) * torch.tensor([[1.0], [-1.0]])
+    row = torch.cat([others, ones.flatten()])
+    return row[torch.rand(shape).argsort(-1)]
+
+
+def new_side(moves, tokens, shared):
+    """A number for each slot, anything at all; ``shared``: a slice of that of several layers."""
+    blocks, heads = moves.cache.shape[:2]
+    capacity = formats.cold_capacity(moves.cache, moves.bits)
+    side = garbage((blocks, 2, heads, max(tokens, capacity) + 2), torch.float32, "noise")
+    return side[:, 1] if shared else side[:, 1].contiguous()
+
+
+def check_given(isa, carry_out, moves, scores, side):
+    """Both implementations choose the same, and leave the same in all slots of ``side``."""
+    moves, kept = replace(moves, policy="any"), side.clone()
+    name = carry_out.__name__
+    expected = carry_out(moves, getattr(reference, name), scores, kept)
+    with native.use(isa):
+        cache = carry_out(moves, getattr(ops, name), scores, side)
+    assert same_bytes(side, kept)
+    check_cold_pages(cache, expected, moves.dst.flatten(), moves.bits)
+    check_others(cache, expected, moves.dst)
+
+
+@every_isa
+@examples(80)
+@given(collapses(), st.booleans())
+def test_collapse_by_given_scores(isa, moves, shared):
+    page = moves.cache.shape[2]
+    scores = balanced_scores(len(moves.src), moves.cache.shape[1], moves.src.shape[1] * page)
+    check_given(isa, Moves.collapse, moves, scores, new_side(moves, page, shared))
+
+
+@every_isa
+@examples(80)
+@given(drops(), st.booleans())
+def test_drop_by_given_scores(isa, moves, shared):
+    """Scores whose sums are exact, and some pages with one that is no number."""
+    tokens = formats.cold_capacity(moves.cache, moves.bits)
+    shape = len(moves.src), moves.cache.shape[1], moves.src.shape[1], tokens
+    scores = torch.randint(-1, 2, shape).float()
+    scores[..., -1].masked_fill_(torch.rand(shape[:-1]) < 0.2, torch.nan)
+    check_given(isa, Moves.drop, moves, scores.flatten(2), new_side(moves, tokens, shared))
+
+
+@every_isa
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("scope", ["head", "layer"])
+def test_merges_by_given_scores(isa, bits, scope):
+    """In place, as merges are: all numbers of a move are read before one is written."""
+    torch.manual_seed(3)
+    cache = new_cache(9, 3, 32, 64, torch.bfloat16, "nan", False)
+    tokens = formats.cold_capacity(cache, bits)
+    src, dst = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[2], [3]])
+    fill_cold(cache, src.flatten(), *torch.randn(2, 4, 3, tokens, 64), bits)
+    scores, side = balanced_scores(2, 3, 2 * tokens), torch.randn(9, 3, tokens)
+    expected, kept = cache.clone(), side.clone()
+    choice = torch.tensor([4, 0]), "any", "token", scope, bits, bits, scores
+    reference.collapse(expected, src, dst, *choice, kept)
+    with native.use(isa):
+        ops.collapse(cache, src, dst, *choice, side)
+    assert torch.equal(side, kept)
+    check_cold_pages(cache, expected, dst.flatten(), bits)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scores": torch.zeros(1, 2, 15)}, "scores are float32"),
+        ({"scores": torch.zeros(1, 2, 16).double()}, "scores are float32"),
+        ({"scores": torch.zeros(1, 16, 2).mT}, "scores are float32"),
+        ({"side": torch.zeros(3, 2, 15)}, "side is float32"),
+        ({"side": torch.zeros(3, 1, 16)}, "side is float32"),
+        ({"side": torch.zeros(2, 2, 16)}, "side is float32"),
+    ],
+)
+def test_what_does_not_fit_the_pages_is_refused(given, message):
+    cache, one = torch.zeros(3, 2, 16, 32), torch.tensor([[1]])
+    with pytest.raises(RuntimeError, match=message):
+        ops.drop(cache, one, one, one[0], "norm", 16, **given)
+
+
+# -- which instruction set ------------------------------------------------------------------------
+
+
+def isa_of_a_process(name):
+    """What a new process says when ENTROPYKV_ISA has this value."""
+    code = "from entropykv_vllm.kernels import native; print(native.isa())"
+    environment = os.environ | {"ENTROPYKV_ISA": name}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+
+
+def test_an_unknown_instruction_set_is_refused():
+    process = isa_of_a_process("avx513")
+    assert process.returncode
+    assert "ValueError: ENTROPYKV_ISA is 'avx513', not one of generic" in process.stderr
+
+
+def test_the_environment_lowers_the_instruction_set():
+    assert isa_of_a_process("generic").stdout.strip() == "generic"
