@@ -60,13 +60,13 @@ def move(
         side: float32 ``[pages, heads, slots]``, numbers that travel with their tokens.
     """
     policy = settings.policy
-    more = () if scores is None and side is None else (scores, side)
+    given = None if scores is None else scores.contiguous()
     # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
     if kind == "drop" and bits < 16:
-        ops.drop(cache, src, dst, sinks, policy, bits, *more)
+        ops.drop(cache, src, dst, sinks, policy, bits, given, side)
         return
     read, choice = _bits_read(kind, bits), settings.selection
-    ops.collapse(cache, src, dst, sinks, policy, *choice, read, bits, *more)
+    ops.collapse(cache, src, dst, sinks, policy, *choice, read, bits, given, side)
 
 
 def _bits_read(kind: MoveKind, bits: int) -> int:

@@ -81,14 +81,15 @@ class Reading:
 
     def _observe(self, layer: int, queries: int, at: int) -> Tensor:
         call = self._calls[layer]
-        query = call.query[0, max(0, at - queries) : at].contiguous()
-        mass = torch.zeros(len(self._cache), self._cache.shape[1], PAGE)
+        query = call.query[0, at - min(queries, at) : at].contiguous()
+        cache = self._cache[layer * self._pages : (layer + 1) * self._pages]
+        mass = torch.zeros(self._pages, cache.shape[1], PAGE)
         ops.observe(
             query,
-            self._cache,
+            cache,
             mass,
             torch.tensor([0, len(query)], dtype=torch.int32),
-            self._table(layer),
+            self._table(0),
             *(torch.tensor([n], dtype=torch.int32) for n in (0, at)),
             16,
             call.scale,
@@ -96,8 +97,7 @@ class Reading:
             None,
             *(torch.tensor([n], dtype=torch.int32) for n in (0, 1)),
         )
-        pages = mass[layer * self._pages : (layer + 1) * self._pages]
-        return pages.transpose(0, 1).flatten(1)[:, :at].clone()
+        return mass.transpose(0, 1).flatten(1)[:, :at].clone()
 
 
 def sliding(query: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
