@@ -7,15 +7,14 @@ import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-Policy = Literal[
-    "entropykv", "norm", "knorm", "keydiff", "sink", "window", "random", "h2o", "snapkv", "tova"
-]
-POLICIES: tuple[str, ...] = get_args(Policy)
+from entropykv_vllm.config.policies import MODULES
+
+POLICIES = tuple(MODULES)
 Bits = Literal[16, 8, 4]
 
 #: Where settings start from if they name no preset: those of entropykv, and those of the other
@@ -89,7 +88,7 @@ class EvictionConfig(BaseModel):
 
     model_config = _STRICT
 
-    policy: Policy = Field("entropykv", description="The score that decides which tokens stay.")
+    policy: str = Field("entropykv", description="The score that decides which tokens stay.")
     keep: float = Field(
         0.5, gt=0, le=1, description="The share of the tokens older than the window that stay."
     )
@@ -144,6 +143,13 @@ class EvictionConfig(BaseModel):
     scope: Literal["head", "layer"] | None = Field(
         None, description="Choose per KV head or once per layer; unset: what suits the policy."
     )
+
+    @field_validator("policy")
+    @classmethod
+    def _is_known(cls, policy: str) -> str:
+        if policy not in POLICIES:
+            raise ValueError(f"choose one of {', '.join(POLICIES)}")
+        return policy
 
     @field_validator("tiers")
     @classmethod
@@ -252,8 +258,8 @@ def _find(name: str) -> Path:
     """A preset, a file that comes with the package (profiles of models), or any file."""
     if name in preset_names():
         return _preset_folder() / f"{name}.yaml"
-    shipped = _preset_folder() / Path(name).name
-    return shipped if not Path(name).exists() and shipped.is_file() else Path(name)
+    profiles = {path.name: path for path in _preset_folder().glob("*.json")}
+    return profiles.get(name, Path(name))
 
 
 def _short(text: str) -> str:

@@ -13,34 +13,14 @@ the attention probabilities, summed over queries.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 from torch import Tensor
 
-from entropykv_vllm.kernels.scores import (
-    entropykv,
-    h2o,
-    keydiff,
-    knorm,
-    norm,
-    position,
-    random,
-    snapkv,
-    tova,
-)
+from entropykv_vllm.config.policies import MODULES
 
 Score = Callable[[Tensor, Tensor], Tensor]
 MassScore = Callable[[Tensor], Tensor]
-
-SCORES: dict[str, Score] = {
-    "entropykv": entropykv.score,
-    "norm": norm.score,
-    "knorm": knorm.score,
-    "keydiff": keydiff.score,
-    "random": random.score,
-    # Both keep no old tokens but the first ones; they differ in the sinks of the plan.
-    "sink": position.score,
-    "window": position.score,
-}
 
 
 @dataclass(frozen=True)
@@ -56,8 +36,16 @@ class Observed:
     queries: int | None
 
 
+_FOUND = {policy: import_module(f"{__name__}.{module}") for policy, module in MODULES.items()}
+
+#: The attention-free scores, by policy.
+SCORES: dict[str, Score] = {
+    policy: found.score for policy, found in _FOUND.items() if not hasattr(found, "QUERIES")
+}
+
+#: The scores that read attention, by policy: their modules say how many QUERIES count.
 OBSERVED: dict[str, Observed] = {
-    "h2o": Observed(h2o.score, None),
-    "snapkv": Observed(snapkv.score, snapkv.QUERIES),
-    "tova": Observed(tova.score, 1),
+    policy: Observed(found.score, found.QUERIES)
+    for policy, found in _FOUND.items()
+    if hasattr(found, "QUERIES")
 }

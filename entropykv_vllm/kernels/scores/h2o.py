@@ -4,6 +4,9 @@
 import torch
 from torch import Tensor
 
+#: All queries so far count.
+QUERIES = None
+
 
 def score(mass: Tensor) -> Tensor:
     """The accumulated mass itself: float ``[..., heads, tokens]`` to float32, same shape."""

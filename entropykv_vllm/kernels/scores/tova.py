@@ -6,6 +6,8 @@ from torch import Tensor
 
 from entropykv_vllm.kernels.reduce import tree_sum
 
+QUERIES = 1
+
 
 def score(mass: Tensor) -> Tensor:
     """The mass of the last query, averaged over the heads.
