@@ -40,7 +40,7 @@ class Section:
     task: str = "needle"
     model: str = NAME
     tokens: int = 2048
-    prompts: int = 48
+    prompts: int = 40
     aware: bool = False
     dtype: str = "bfloat16"
     seed: int = 0

@@ -16,8 +16,9 @@ def draft(rng: random.Random, depth: float) -> Draft:
     number = str(rng.randrange(1_000_000, 10_000_000))
     return Draft(
         facts=[(depth, prompts.NEEDLE.format(number=number))],
-        question="\n\nWhat is the secret number of the lighthouse?",
-        primer=" The secret number of the lighthouse is",
+        # Small models complete a sentence more surely than they answer a question.
+        question="\n\nThe secret number of the lighthouse",
+        primer=" is",
         answers=(number,),
     )
 
