@@ -79,6 +79,8 @@ class BuildKernels(build_ext):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(lambda source: self._compile(ext, source), ext.sources))
         ext.extra_objects = [*(ext.extra_objects or []), *objects]
+        # Linked anew when an object is newer than the library: there are no sources to tell.
+        ext.depends = [*ext.depends, *objects]
         ext.sources = []
         super().build_extension(ext)
 
