@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policies there are: a new score is a module in `kernels/scores` and a line here."""
+"""The policies and quotas there are: a new one is a module and a line here."""
 
 #: policy -> the module in `kernels/scores` that ranks tokens for it.
 MODULES = {
@@ -15,3 +15,6 @@ MODULES = {
     "snapkv": "snapkv",
     "tova": "tova",
 }
+
+#: What quotas and windows may follow over the layers: modules in `plan`.
+CURVES = ("lara", "pyramid")

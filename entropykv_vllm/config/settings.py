@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from entropykv_vllm.config.policies import MODULES
+from entropykv_vllm.config.policies import CURVES, MODULES
 
 POLICIES = tuple(MODULES)
 Bits = Literal[16, 8, 4]
@@ -126,7 +126,7 @@ class EvictionConfig(BaseModel):
         le=10,
         description="How much more early and late layers keep; negative is less.",
     )
-    curve: Literal["lara", "pyramid"] = Field(
+    curve: str = Field(
         "lara",
         description="What these two strengths follow: lara, which gives more to early and late "
         "layers, or pyramid, which gives more to early ones.",
@@ -144,12 +144,13 @@ class EvictionConfig(BaseModel):
         None, description="Choose per KV head or once per layer; unset: what suits the policy."
     )
 
-    @field_validator("policy")
+    @field_validator("policy", "curve")
     @classmethod
-    def _is_known(cls, policy: str) -> str:
-        if policy not in POLICIES:
-            raise ValueError(f"choose one of {', '.join(POLICIES)}")
-        return policy
+    def _is_known(cls, name: str, info: ValidationInfo) -> str:
+        known = POLICIES if info.field_name == "policy" else CURVES
+        if name not in known:
+            raise ValueError(f"choose one of {', '.join(known)}")
+        return name
 
     @field_validator("tiers")
     @classmethod

@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib import import_module
 
 from entropykv_vllm.config.settings import EvictionConfig, TierConfig
-from entropykv_vllm.plan import lara, pyramid
+from entropykv_vllm.plan import lara
 from entropykv_vllm.plan.schedule import TierPlan
-
-#: How quotas and windows may follow the layers: modules with `curve` and `cuts`.
-CURVES = {"lara": lara, "pyramid": pyramid}
 
 #: The share of the layers that LARA's early tier takes, and its late tier.
 EDGE = Fraction(1, 5)
@@ -108,7 +106,7 @@ def _curved_tiers(
     if uniform or count < 3 * edge:
         plan = _plan(config, "all", (page, cold, config.bits), config.window, config.keep)
         return (Tier(tuple(layers), plan),)
-    curve = CURVES[config.curve]
+    curve = import_module(f"entropykv_vllm.plan.{config.curve}")
     cuts, shape = curve.cuts(count, edge), curve.curve(count)
     means = [sum(shape[a:b]) / (b - a) for a, b in cuts.values() for _ in range(a, b)]
     limit = _window_limits(config, page)
