@@ -26,6 +26,7 @@ QUANTIZATION_ARGS ?=
 BENCH_ARGS ?=
 MEMORY_ARGS ?=
 DEMO_ARGS ?=
+ATTENTION_ARGS ?=
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
 # Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
@@ -62,7 +63,7 @@ help: ## list the targets
 	@echo '           KV_CONFIG=$(KV_CONFIG) OMP_NUM_THREADS=$(OMP_NUM_THREADS)' \
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
 	@echo '           SERVE_ARGS PYTEST_ARGS EVAL_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS' \
-		'BENCH_ARGS MEMORY_ARGS DEMO_ARGS (handed on)'
+		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -130,6 +131,10 @@ bench-decode: env ## measure how fast tokens are decoded after long prompts
 .PHONY: memory
 memory: env ## measure the KV memory that a request takes
 	$(BIN)/entropykv memory $(MEMORY_ARGS)
+
+.PHONY: attention-cost
+attention-cost: env ## measure what scores that read attention cost in memory and time
+	$(BIN)/entropykv attention-cost $(ATTENTION_ARGS)
 
 .PHONY: test
 test: model ## run all tests

@@ -38,6 +38,10 @@ ELSEWHERE = {
         "measure our kernels against vLLM's, on CPUs",
     ),
     "memory": ("entropykv_vllm.evaluation.memory", "measure the KV memory that a request takes"),
+    "attention-cost": (
+        "entropykv_vllm.evaluation.attention_cost",
+        "measure what scores that read attention cost in memory and time",
+    ),
     "bench-decode": (
         "entropykv_vllm.evaluation.decode_bench",
         "measure how fast tokens are decoded after long prompts",
