@@ -46,7 +46,8 @@ def draw(results: Results, path: Path) -> bool:
         _draw_panel(panel, name, [r for r in results if _panel(r) == name], colours)
     for unused in axes.flat[len(names) :]:
         unused.axis("off")
-    axes.flat[0].legend(frameon=False)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
     return True
@@ -59,11 +60,13 @@ def _panel(result: Mapping[str, Any]) -> tuple[str, int]:
 def _draw_panel(axes: Any, name: tuple[str, int], results: Results, colours: Mapping[str, str]):
     for series, colour in colours.items():
         _draw_series(axes, series, colour, [r for r in results if r["spec"]["series"] == series])
+    held = [100 * r["held"] for r in results]
     axes.set_xscale("log")
-    ticks = [5, 10, 20, 50, 100]
+    ticks = [2, 5, 10, 20, 30, 50, 70, 100]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set(
+        xlim=(0.8 * min(held), 1.25 * max(held)),
         title=f"{name[0]}, {name[1]:,} tokens",
         xlabel="bytes held, % of a 16-bit cache",
         ylabel="accuracy, %",

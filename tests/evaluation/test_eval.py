@@ -173,7 +173,8 @@ def test_a_text_of_ones_own_is_used_and_must_be_long_enough(model, calls, tmp_pa
     (cell,) = (tmp_path / "cells").glob("needle-1024-full-*.json")
     spec = json.loads(cell.read_text())["spec"]
     context = Letters().decode(eval_texts.cases(Letters(), spec)[0].context)
-    assert context.replace("Long ", "").removeprefix("ong ").startswith(" The secret number")
+    assert context.count("Long ") > 150
+    assert " The secret number" in context
 
 
 def test_another_text_of_the_same_name_is_another_cell(tmp_path):

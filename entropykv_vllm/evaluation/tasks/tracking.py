@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A value that is handed on from variable to variable."""
+"""A value to be reached over another fact: whose box is it, and what is in that box?"""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from entropykv_vllm.evaluation.tasks.case import Task
 from entropykv_vllm.evaluation.tasks.grades import first_number
 from entropykv_vllm.evaluation.tasks.prose import Draft, in_prose
 
-HOPS = 2
+NAMES = ("Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Hugo")
+COLOURS = ("red", "blue", "green", "yellow", "black", "white")
 
 
 def draft(rng: random.Random, depth: float) -> Draft:
-    """Hide the value at `depth`, and the assignments evenly between there and the end."""
+    """Hide the number of a box at `depth`, and whose box it is between there and the end."""
+    name, colour = rng.choice(NAMES), rng.choice(COLOURS)
     number = str(rng.randrange(10_000, 100_000))
-    names = [f"X{i + 1}" for i in range(HOPS + 1)]
-    step = (1 - depth) / len(names)
-    values = [number, *names]
-    facts = [
-        (depth + i * step, f" {name} = {value}.")
-        for i, (name, value) in enumerate(zip(names, values, strict=False))
-    ]
     return Draft(
-        facts=facts,
-        question=f"\n\nWhat is the value of {names[-1]}?",
-        primer=f" {names[-1]} = {names[-2]} =",
+        facts=[
+            (depth, f" The number in the {colour} box is {number}."),
+            ((1 + depth) / 2, f" {name} owns the {colour} box."),
+        ],
+        question=f"\n\nWhich box does {name} own, and what is the number in the box?",
+        primer=f"\n- {name} owns the",
         answers=(number,),
     )
 
 
-TASK = Task("tracking", "number", 12, in_prose(draft), first_number)
+TASK = Task("tracking", "number", 28, in_prose(draft), first_number)
