@@ -104,6 +104,18 @@ demo: model ## show what eviction saves, on one long prompt
 eval: model ## measure what policies and bits cost, on several tasks
 	$(BIN)/entropykv eval $(EVAL_ARGS)
 
+.PHONY: calibrate
+calibrate: model ## find the layers of the embedded model that must keep more
+	$(BIN)/entropykv calibrate $(CALIBRATE_ARGS)
+
+.PHONY: tune
+tune: model ## find the least memory that still answers right
+	$(BIN)/entropykv tune $(TUNE_ARGS)
+
+.PHONY: report
+report: model ## measure all that docs/quality.md says (hours), and fill in its tables
+	$(BIN)/entropykv report --page docs/quality.md $(REPORT_ARGS)
+
 .PHONY: needle
 needle: model ## measure how well facts survive in long contexts
 	$(BIN)/entropykv needle $(NEEDLE_ARGS)

@@ -16,6 +16,18 @@ from entropykv_vllm.version import __version__
 # Commands with a parser of their own: name -> (module with the `main(argv)`, what it does).
 ELSEWHERE = {
     "plan": ("entropykv_vllm.plan.show", "show what settings keep: tiers, windows, pages"),
+    "calibrate": (
+        "entropykv_vllm.evaluation.calibrate",
+        "find the layers of a model that must keep more, and write a profile",
+    ),
+    "tune": (
+        "entropykv_vllm.evaluation.tune",
+        "find the least memory that still answers right, on your model and text",
+    ),
+    "report": (
+        "entropykv_vllm.evaluation.report.command",
+        "measure all that docs/quality.md says",
+    ),
     "needle": ("entropykv_vllm.evaluation.needle", "measure how facts survive in long contexts"),
     "eval": (
         "entropykv_vllm.evaluation.eval",

@@ -116,8 +116,8 @@ class TierAttentionImpl(CPUAttentionBackendImpl):
             None if self.sinks is None else self.sinks.float(),
         )
         ops.attention(query[:tokens], kv_cache, output[:tokens], *rest)
-        if (mass := masses.of(layer)) is not None:
-            seen = attn_metadata.observed
+        mass, seen = masses.of(layer), attn_metadata.observed
+        if mass is not None and seen is not None:
             ops.observe(query[:tokens], kv_cache, mass, *rest, seen.first, seen.fresh)
         return output
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from entropykv_vllm.evaluation import corpus, engines, passages, table
 from entropykv_vllm.evaluation.calibration import allocation, scan
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.model.fetch import NAME
 
 SCAN_TOKENS = 1024
@@ -106,18 +107,14 @@ def measure(
     prose = args.text.read_text() if args.text else None
     book = corpus.encode(net.tokenizer, prose)
     with tqdm(total=2 * args.texts, unit="text") as bar:
-
-        def progress(before: int) -> Callable[[int, int], None]:
-            return lambda done, total: bar.update(before + done - bar.n) and None
-
         bar.set_description("scan")
         short = Texts(SCAN_TOKENS, args.texts, SCAN_DEPTHS, args.seed)
         cells = scan.cells(net.full)
-        found = run(net, book, short, cells, args.out / "scan.jsonl", progress(0))
+        found = run(net, book, short, cells, args.out / "scan.jsonl", onto(bar))
         bar.set_description("tiers")
         longer = Texts(args.tokens, args.texts, (0.0, 1.0), args.seed + 1)
         cells = candidates(args, allocation.ranked(sensitivity(found, net.full)))
-        tried = run(net, book, longer, cells, args.out / "tiers.jsonl", progress(args.texts))
+        tried = run(net, book, longer, cells, args.out / "tiers.jsonl", onto(bar, args.texts))
     return net, book, found, tried
 
 

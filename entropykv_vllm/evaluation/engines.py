@@ -18,10 +18,11 @@ BASE = {"bits": 16, "keep": 0.5, "window": WINDOW, "interval": 512}
 
 
 def model_folder(model: str) -> str:
-    """Return the folder of a model; the small model, known by its name, is fetched if need be."""
-    from entropykv_vllm.model.fetch import NAME, fetch_model
+    """Return the folder of a model; those that `entropykv model fetch` knows may be named."""
+    from entropykv_vllm.model.fetch import fetch_model
+    from entropykv_vllm.model.sources import SOURCES
 
-    return str(fetch_model(quiet=True)) if model == NAME else model
+    return str(fetch_model(quiet=True, name=model)) if model in SOURCES else model
 
 
 def max_positions(model: str) -> int:

@@ -16,7 +16,7 @@ from entropykv_vllm.model.fetch import NAME
 PAGE = 64
 
 # Tokens that a question may have.
-QUESTION = 32
+QUESTION = 48
 
 
 def check(args: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from entropykv_vllm.evaluation import cells, engines, pool, scoring, table
 from entropykv_vllm.evaluation.generation_cell import ANSWER_TOKENS
+from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.model.fetch import NAME
 
 TOGETHER = 16
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "entropykv_vllm.evaluation.generation_cell",
                     spec(args, policy),
                     args.out / f"{policy}.json",
-                    lambda done, _, bar=bar: bar.update(done - bar.n) and None,
+                    onto(bar),
                 )
             )
     text = table.render(

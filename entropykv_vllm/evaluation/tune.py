@@ -17,6 +17,7 @@ from entropykv_vllm.evaluation import calibrate, corpus, engines, scoring, table
 from entropykv_vllm.evaluation.calibration import allocation, profile, scan, search
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.model.fetch import NAME
 
 
@@ -80,9 +81,7 @@ def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
             bar.set_description(f"{len(cells)} settings")
             texts = Texts(args.tokens, until - done, (0.0, 1.0), args.seed + 100 + done)
             file = args.out / f"texts{done}-{until}.jsonl"
-            found = run(
-                net, book, texts, cells, file, lambda d, _, at=done: bar.update(at + d - bar.n)
-            )
+            found = run(net, book, texts, cells, file, onto(bar, done))
             _add(total, found, until - done)
             done = until
             cells = _hopeful(total, cells, done, args.target_accuracy)

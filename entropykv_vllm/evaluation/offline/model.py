@@ -49,9 +49,9 @@ def attending(attend: Attend):
 
 def _interface(module, query, key, value, mask, scaling, **more) -> tuple[Tensor, None]:
     assert _attend is not None, "a model of `load` runs inside `attending` only"
-    rows = [x.transpose(1, 2) for x in (query, key, value)]
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     window, softcap = more.get("sliding_window"), more.get("softcap") or 0.0
-    return _attend(Call(module.layer_idx, *rows, scaling, window, softcap)), None
+    return _attend(Call(module.layer_idx, query, key, value, scaling, window, softcap)), None
 
 
 class Model:

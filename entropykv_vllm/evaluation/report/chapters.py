@@ -8,16 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.config.settings import load
+from entropykv_vllm.evaluation.calibration import allocation
 from entropykv_vllm.evaluation.offline import runs
-from entropykv_vllm.evaluation.report import forms, plots, tables
+from entropykv_vllm.evaluation.report import against, forms, plots, tables
 from entropykv_vllm.evaluation.report.sections import (
     BITS,
     FEWER,
+    FULL,
     KEEPS,
     POLICIES,
     Section,
+    cell,
     grid,
+    little,
+    shapes,
 )
+from entropykv_vllm.model.fetch import NAME
 
 Found = Sequence[tuple[Section, list[Any]]]
 GEMMA = "gemma3-270m"
@@ -72,9 +79,9 @@ def best(folder: Path, count: int = 5) -> list[str]:
     if not results:
         raise SystemExit("measure the chapter 'matrix' first: the best of it go on")
     scores = dict.fromkeys(POLICIES, 0.0)
-    for i, cell in enumerate(section.cells):
-        if cell.policy in scores and cell.eviction.get("bits", 16) == 16:
-            scores[cell.policy] += tables.exact(results, i)[0]
+    for i, one in enumerate(section.cells):
+        if one.policy in scores and one.eviction.get("bits", 16) == 16:
+            scores[one.policy] += tables.exact(results, i)[0]
     return sorted(POLICIES, key=lambda policy: -scores[policy])[:count]
 
 
@@ -88,6 +95,55 @@ def _gemma(folder: Path) -> list[Section]:
     return [Section("gemma-2k", cells, model=GEMMA)]
 
 
+def order() -> list[int]:
+    """The embedded model's layers, the most sensitive first, of its shipped profile."""
+    profile = load("entropykv", f"{NAME}.json").profile
+    assert profile is not None
+    return allocation.ranked(profile.sensitivity)
+
+
+def _layers(_: Path) -> list[Section]:
+    return [Section("layers-2k", shapes(2048, order()))]
+
+
+def _layers_tables(found: Found, folder: Path) -> dict[str, str]:
+    section, results = found[0]
+    return {"layers": tables.answers(section.cells, results)}
+
+
+def _little(_: Path) -> list[Section]:
+    return [Section("tiers-4k", little(4096, order()), tokens=4096)]
+
+
+def _little_tables(found: Found, folder: Path) -> dict[str, str]:
+    section, results = found[0]
+    return {"tiers-4k": tables.smaller(section.cells, results)}
+
+
+def _generation(_: Path) -> list[Section]:
+    cells = grid(POLICIES, (0.5, 0.25), (16,), 1660)
+    return [Section(f"generated-{side}", cells, side, tokens=1660) for side in ("early", "recent")]
+
+
+def _generation_tables(found: Found, folder: Path) -> dict[str, str]:
+    (section, early), (_, recent) = found
+    return {"generation": tables.both(section.cells, early, recent)}
+
+
+def _engine(_: Path) -> list[Section]:
+    cells = [FULL, *(cell(p, k, 16, 2048) for p in ENGINE for k in (0.5, 0.25))]
+    return [Section("engine-2k", cells, prompts=48, dtype="float32", through_engine=True)]
+
+
+def _engine_tables(found: Found, folder: Path) -> dict[str, str]:
+    section, results = found[0]
+    return {"engine": against.table_of(section, results, folder.parent / "needle-2048")}
+
+
+#: Policies that `entropykv needle` ran through the engine.
+ENGINE = ("entropykv", "norm", "knorm", "keydiff", "h2o", "snapkv", "sink", "window", "random")
+
+
 def _forms(folder: Path) -> list[Section]:
     return _matrix(folder)[:1]
 
@@ -97,5 +153,9 @@ CHAPTERS = {
     "aware": Chapter(_aware, _one),
     "long": Chapter(_long, _one),
     "gemma": Chapter(_gemma, _one),
+    "layers": Chapter(_layers, _layers_tables),
+    "little": Chapter(_little, _little_tables),
+    "generation": Chapter(_generation, _generation_tables),
+    "engine": Chapter(_engine, _engine_tables),
     "forms": Chapter(_forms, forms.tables),
 }

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.evaluation.report import chapters, measure, page
 from entropykv_vllm.evaluation.report.sections import Section
 
@@ -41,7 +42,7 @@ def measured(section: Section, folder: Path, stored: bool) -> list:
     if stored:
         return runs.stored(folder / f"{section.name}.jsonl", section.spec())[: section.prompts]
     with tqdm(total=section.prompts, desc=section.name, unit="prompt") as bar:
-        return measure.run(section, folder, lambda done, total: bar.update(done - bar.n) and None)
+        return measure.run(section, folder, onto(bar))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in wanted:
         if name not in chapters.CHAPTERS:
             raise SystemExit(f"'{name}' is not a chapter: choose of {', '.join(chapters.CHAPTERS)}")
-    tables = {}
+    tables: dict[str, str] = {}
     for name in wanted:
         chapter = chapters.CHAPTERS[name]
         found = [(s, measured(s, args.data, args.stored)) for s in chapter.sections(args.data)]

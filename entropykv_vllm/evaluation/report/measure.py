@@ -11,8 +11,9 @@ from typing import Any
 from entropykv_vllm.evaluation import corpus, engines, passages
 from entropykv_vllm.evaluation.offline import answers, divergence, runs
 from entropykv_vllm.evaluation.offline.model import Model
+from entropykv_vllm.evaluation.report.prompts import cases
 from entropykv_vllm.evaluation.report.sections import Section
-from entropykv_vllm.evaluation.tasks import TASKS, Case
+from entropykv_vllm.evaluation.tasks import TASKS
 
 #: Tokens that texts are followed for.
 STEPS = 48
@@ -37,19 +38,10 @@ def run(section: Section, folder: Path, progress: Progress) -> list[Any]:
     return runs.resumed(path, section.spec(), section.prompts, rest, progress)
 
 
-def cases(section: Section) -> list[Case]:
-    """The prompts of a section."""
-    net = model(section.model)
-    book = corpus.encode(net.tokenizer)
-    task = TASKS[section.task]
-    return task.build(
-        net.tokenizer, book, section.tokens, section.prompts, section.seed, (0.0, 1.0)
-    )
-
-
 def _answers(section: Section, done: int) -> Iterator[dict[str, Any]]:
     """Each cell's answer and its grade."""
-    net, task, asked = model(section.model), TASKS[section.task], cases(section)[done:]
+    net, task = model(section.model), TASKS.get(section.task, TASKS["needle"])
+    asked = cases(net.tokenizer, section)[done:]
     found = answers.each(
         net, section.cells, asked, task.answer_tokens, section.aware, section.dtype
     )

@@ -16,8 +16,9 @@ def fill(path: Path, tables: Mapping[str, str]) -> list[str]:
     text, unknown = path.read_text(), []
     for name, content in tables.items():
         mark = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        if not mark.search(text):
+        if found := mark.search(text):
+            text = f"{text[: found.end(1)]}{content}{text[found.start(2) :]}"
+        else:
             unknown.append(name)
-        text = mark.sub(lambda match, new=content: f"{match[1]}{new}{match[2]}", text)
     path.write_text(text)
     return unknown

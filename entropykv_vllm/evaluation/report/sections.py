@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from entropykv_vllm.evaluation import engines
+from entropykv_vllm.evaluation.calibration import allocation
 from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.model.fetch import NAME
 
@@ -44,7 +45,7 @@ class Section:
     aware: bool = False
     dtype: str = "bfloat16"
     seed: int = 0
-    more: Mapping[str, Any] = field(default_factory=dict)
+    through_engine: bool = False  # the prompts are those of `entropykv needle`
 
     def spec(self) -> dict[str, Any]:
         """What decides the results."""
@@ -57,7 +58,7 @@ class Section:
             "aware": self.aware,
             "dtype": self.dtype,
             "seed": self.seed,
-            **self.more,
+            **({"prompts of": "needle"} if self.through_engine else {}),
             "cells": cells,
         }
 
@@ -85,20 +86,52 @@ def grid(
     ]
 
 
-def shapes(tokens: int, tiers: Mapping[str, Any] | None) -> list[Cell]:
-    """Ways to spread the same bytes over the layers, and to choose tokens within one."""
+def shapes(tokens: int, order: Sequence[int]) -> list[Cell]:
+    """Ways to spread the same bytes over the layers, and to choose tokens within one.
+
+    `order` are the layers, the most sensitive first.
+    """
     found = [FULL]
     for keep in (0.5, 0.25):
         for policy in ("entropykv", "keydiff"):
-            for name, more in SHAPES.items():
-                found.append(cell(policy, keep, 16, tokens, f"{policy} {keep:g} {name}", **more))
-            for name, more in CHOICES.items():
-                found.append(cell(policy, keep, 16, tokens, f"{policy} {keep:g} {name}", **more))
-            one = cell(policy, keep, 16, tokens, f"{policy} {keep:g} keys turned back")
-            found.append(Cell(one.name, policy, one.eviction, f"{policy}-unrotated"))
-            for name, made in (tiers or {}).get(f"{keep:g}", {}).items():
-                more = {"tiers": made}
-                found.append(cell(policy, keep, 16, tokens, f"{policy} {keep:g} {name}", **more))
+            ways = {**SHAPES, **_calibrated(order, keep), **CHOICES}
+            made = [
+                cell(policy, keep, 16, tokens, f"{policy} {keep:g} {name}", **more)
+                for name, more in ways.items()
+            ]
+            back = Cell(
+                f"{policy} {keep:g} keys turned back",
+                policy,
+                made[0].eviction,
+                f"{policy}-unrotated",
+            )
+            found += [*made, back]
+    return found
+
+
+def _calibrated(order: Sequence[int], keep: float) -> dict[str, dict[str, Any]]:
+    """The most sensitive layers whole, paid for by the others."""
+    tried = {size: allocation.tiers(order, size, keep) for size in (3, 5)}
+    return {f"calibrated, {n} layers whole": {"tiers": t} for n, t in tried.items() if t}
+
+
+#: Mean keep ratios on the way to a thirtieth of the memory.
+LITTLE = (0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05)
+#: How many sensitive layers keep how much.
+TOPS = ((0, 0.0), (3, 1.0), (5, 1.0), (5, 0.5), (6, 0.5))
+
+
+def little(tokens: int, order: Sequence[int]) -> list[Cell]:
+    """Calibrated and uniform tiers in 4 bits, with short windows, at ever less memory."""
+    more = {"window": 64, "interval": 128}
+    found = [FULL, cell("entropykv", 1.0, 4, tokens, "all 1 4", **more)]
+    for keep in LITTLE:
+        for size, top in TOPS:
+            if tiers := allocation.tiers(order, size, keep, top):
+                name = f"{size} layers keep {top:g}" if size else "uniform"
+                found.append(
+                    cell("entropykv", keep, 4, tokens, f"{keep:g}, {name}", tiers=tiers, **more)
+                )
     return found
 
 

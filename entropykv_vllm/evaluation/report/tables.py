@@ -133,5 +133,38 @@ def front(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
     return table.render(["bytes at most", *policies], rows)
 
 
+def smaller(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
+    """A row a cell, what holds most first: how many times smaller, and exact answers."""
+    header = ["cell", "held %", "times smaller", "exact % (95 %)", "digits %"]
+    rows = [
+        [
+            cell.name,
+            f"{100 * held(results, i):.1f}",
+            f"{1 / held(results, i):.1f}",
+            table.interval(exact(results, i)),
+            table.percent(digits(results, i)),
+        ]
+        for i, cell in sorted(enumerate(cells), key=lambda item: -held(results, item[0]))
+    ]
+    return table.render(header, rows)
+
+
+def both(
+    cells: Sequence[Cell], early: Sequence[dict[str, Any]], recent: Sequence[dict[str, Any]]
+) -> str:
+    """A row a cell: what is known of the facts before, and of those after what was generated."""
+    header = ["cell", "held %", "early fact % (95 %)", "recent fact % (95 %)"]
+    rows = [
+        [
+            cell.name,
+            f"{100 * held(early, i):.0f}",
+            table.interval(exact(early, i)),
+            table.interval(exact(recent, i)),
+        ]
+        for i, cell in enumerate(cells)
+    ]
+    return table.render(header, rows)
+
+
 #: Of a full 16-bit cache, in percent.
 BUDGETS = (20, 25, 30, 35, 40, 50, 60, 80)

@@ -27,8 +27,8 @@ def draft(rng: random.Random, depth: float) -> Draft:
     ]
     return Draft(
         facts=facts,
-        question="\n\nWhat are the door code of the lighthouse, the telephone number of the keeper, the "
-        "price of the oil and the weight of the great lamp?",
+        question="\n\nWhat are the door code of the lighthouse, the telephone number of the "
+        "keeper, the price of the oil and the weight of the great lamp?",
         primer=f"\n- {SENTENCES[0]}",  # small models finish a list, and not a paragraph
         answers=tuple(numbers),
     )
