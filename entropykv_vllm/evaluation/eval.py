@@ -26,6 +26,9 @@ from entropykv_vllm.model.fetch import NAME
 
 T = TypeVar("T")
 
+_SO = "(default: %(default)s)"
+_TASKS = f"all, or of {', '.join(TASKS)} {_SO}"
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
@@ -38,14 +41,19 @@ def parser() -> argparse.ArgumentParser:
         default="offline",
         help="offline (default), engine, or http://HOST:PORT/v1 of a server with its own cache",
     )
-    add("--tasks", type=_list(str), default="needle,multikey,multivalue,word,copy", help=_TASKS)
-    add("--tokens", type=_list(int), default="2048", help="lengths of context and question")
+    add("--tasks", type=_list(str), default="needle,word,copy", help=_TASKS)
+    add("--tokens", type=_list(int), default="2048", help=f"lengths of context and question {_SO}")
     add("--depths", type=_list(float), default="0,1", help="where facts lie, of 0,1 (all over)")
     add("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
     add("--text", type=Path, help="a text file to hide facts in (default: English prose)")
-    add("--policies", type=_list(str), default="entropykv,norm,keydiff,sink")
-    add("--keeps", type=_list(float), default="1,0.5,0.25", help="shares of the old tokens to keep")
-    add("--bits", type=_list(int), default="16,8,4", help="bits of the old tokens")
+    add("--policies", type=_list(str), default="entropykv,sink", help="default: %(default)s")
+    add(
+        "--keeps",
+        type=_list(float),
+        default="1,0.5,0.25",
+        help=f"shares of the old tokens to keep {_SO}",
+    )
+    add("--bits", type=_list(int), default="16,8,4", help=f"bits of the old tokens {_SO}")
     add("--presets", default="", help="presets to measure too, as they are")
     add("--config", default="{}", help="eviction settings for all policies, as JSON")
     add(
@@ -58,9 +66,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("results/eval"), help="default: %(default)s")
     return p
-
-
-_TASKS = f"all, or of {', '.join(TASKS)} (default: %(default)s)"
 
 
 def _list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:

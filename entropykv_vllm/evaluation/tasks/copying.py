@@ -18,6 +18,10 @@ PASSAGES = (
 )
 
 
+# Words of the passage that the primer has.
+GIVEN = 3
+
+
 def passage(rng: random.Random) -> str:
     """Return a passage that cannot be guessed."""
     words = rng.sample(ADJECTIVES, 3) + rng.sample(PEOPLE, 2) + rng.sample(THINGS, 3)
@@ -25,13 +29,15 @@ def passage(rng: random.Random) -> str:
 
 
 def draft(rng: random.Random, depth: float) -> Draft:
-    """Hide a passage at `depth`."""
+    """Hide a passage at `depth`; its first words are given, so that it is found at all."""
     text = passage(rng)
+    words = text.split()
+    begun, rest = " ".join(words[:GIVEN]), " ".join(words[GIVEN:])
     return Draft(
         facts=[(depth, f" The letter from Lisbon said: {text}.")],
         question="\n\nWhat did the letter from Lisbon say?",
-        primer=" The letter from Lisbon said:",
-        answers=(text,),
+        primer=f" The letter from Lisbon said: {begun}",
+        answers=(rest,),
     )
 
 
