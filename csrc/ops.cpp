@@ -44,10 +44,16 @@ const T* integers(const Tensor& t, ScalarType type, int64_t dim, const char* nam
   return static_cast<const T*>(t.const_data_ptr());
 }
 
+// Whether the step from head to head, dimension 1, is that many elements. The stride of a dimension
+// of one is any number.
+bool heads_are_apart(const Tensor& t, int64_t elements) {
+  return t.size(1) == 1 || t.stride(1) == elements;
+}
+
 Cache cache_of(const Tensor& t, int64_t bits) {
   STD_TORCH_CHECK(
       t.dim() == 4 && t.stride(3) == 1 && t.stride(2) == t.size(3) &&
-          t.stride(1) == t.size(2) * t.size(3),
+          heads_are_apart(t, t.size(2) * t.size(3)),
       "entropykv: a cache is [pages, heads, page, 2 * head size], each page contiguous");
   STD_TORCH_CHECK(bits == 16 || bits == 8 || bits == 4,
                   "entropykv: cold pages have 16, 8 or 4 bits, not ", bits);
@@ -108,7 +114,7 @@ void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Te
   for (const Tensor* t : {&key, &value})
     STD_TORCH_CHECK(
         t->dim() == 3 && t->size(1) == c.heads && t->size(2) == c.head_size && t->stride(2) == 1 &&
-            t->stride(1) == c.head_size && type_of(*t) == type,
+            heads_are_apart(*t, c.head_size) && type_of(*t) == type,
         "entropykv: keys and values are [tokens, heads, head size], heads side by side");
   const int64_t* where = integers<int64_t>(slots, ScalarType::Long, 1, "slots");
   const int64_t tokens = slots.numel(), end = cache.size(0) * c.page;
@@ -260,7 +266,7 @@ Attention attention_of(const Tensor& query, const Tensor& cache, int64_t bits, d
   const Cache& c = call.cache;
   STD_TORCH_CHECK(query.dim() == 3 && query.size(1) % c.heads == 0 &&
                       query.size(2) == c.head_size && query.stride(2) == 1 &&
-                      query.stride(1) == c.head_size,
+                      heads_are_apart(query, c.head_size),
                   "entropykv: queries are [tokens, query heads, head size], heads side by side");
   call.query = static_cast<const uint8_t*>(query.const_data_ptr());
   call.query_type = type_of(query);
@@ -315,7 +321,7 @@ void attention(const Tensor& query, const Tensor& cache, const Tensor& output, c
   const int D = call.cache.head_size;
   STD_TORCH_CHECK(
       output.dim() == 3 && output.size(1) == query.size(1) && output.size(2) == D &&
-          output.stride(2) == 1 && output.stride(1) == D,
+          output.stride(2) == 1 && heads_are_apart(output, D),
       "entropykv: output is [tokens, query heads, head size] as the queries, heads side by side");
   const Batch batch = batch_of(starts, table, cold, hot, std::min(query.size(0), output.size(0)),
                                call.cache, cache.size(0));

@@ -612,3 +612,19 @@ def test_an_unknown_instruction_set_is_refused():
 
 def test_the_environment_lowers_the_instruction_set():
     assert isa_of_a_process("generic").stdout.strip() == "generic"
+
+
+def test_the_stride_of_a_single_head_does_not_matter():
+    """As torch leaves it: that of a dimension of one is any number."""
+    cache = torch.zeros(2, 1, 16, 64)
+    rows = torch.randn(1, 5, 1, 32).transpose(1, 2).transpose(1, 2)[0]
+    odd = torch.as_strided(rows, rows.shape, (32, 7, 1))
+    torch.ops.entropykv.write(odd, odd, cache, torch.arange(5))
+    expected = torch.zeros_like(cache)
+    reference.write(rows, rows, expected, torch.arange(5))
+    assert torch.equal(cache, expected)
+    counts = [torch.tensor(n, dtype=torch.int32) for n in ([0, 5], [[0, 0]], [0], [5])]
+    out, plain = torch.zeros_like(rows), torch.zeros_like(rows)
+    torch.ops.entropykv.attention(odd, cache, out, *counts, 16, 1.0, 0.0, None)
+    reference.attention(rows, expected, plain, *counts, 16, 1.0, 0.0, None)
+    torch.testing.assert_close(out, plain)
