@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import corpus, engines, passages, table
-from entropykv_vllm.evaluation.calibration import allocation, scan
+from entropykv_vllm.evaluation import engines, passages, table
+from entropykv_vllm.evaluation.calibration import allocation, check, scan
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.evaluation.progress import onto
@@ -104,8 +104,7 @@ def measure(
     from entropykv_vllm.evaluation.offline.model import Model
 
     net = Model(engines.model_folder(args.model))
-    prose = args.text.read_text() if args.text else None
-    book = corpus.encode(net.tokenizer, prose)
+    book = check.sentences(args, net.tokenizer)
     with tqdm(total=2 * args.texts, unit="text") as bar:
         bar.set_description("scan")
         short = Texts(SCAN_TOKENS, args.texts, SCAN_DEPTHS, args.seed)
@@ -145,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     name = Path(args.model).name
     args.out = args.out or Path("results/calibrate") / name
-    engines.check_length(args.model, args.tokens, 64, "the question")
+    check.check(args)
     try:
         net, book, found, tried = measure(args)
     except ValueError as error:

@@ -8,13 +8,13 @@ cannot reach the target any more are given up, and the rest go on.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import calibrate, corpus, engines, scoring, table
-from entropykv_vllm.evaluation.calibration import allocation, profile, scan, search
+from entropykv_vllm.config.settings import load
+from entropykv_vllm.evaluation import calibrate, engines, scoring, table
+from entropykv_vllm.evaluation.calibration import allocation, check, profile, scan, search
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.evaluation.progress import onto
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokens", type=int, default=2048, help="context length (default: 2048)")
     p.add_argument("--texts", type=int, default=24, help="default: %(default)s")
     p.add_argument("--windows", default="256,64", help="recency windows to try")
-    p.add_argument("--profile", type=Path, help="of a calibration; without it layers are scanned")
+    p.add_argument("--profile", help="of a calibration; without it layers are scanned")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", type=Path, help="folder of the results (default: results/tune/...)")
     return p
@@ -54,13 +54,15 @@ def rounds(texts: int) -> list[int]:
 def order_of(args: argparse.Namespace, net: Any, book: list[list[int]], bar: Any) -> list[int]:
     """Return the layers, the most sensitive first: of a profile, or scanned now."""
     if args.profile:
-        known = json.loads(args.profile.read_text())["profile"]["sensitivity"]
-        return allocation.ranked({int(layer): value for layer, value in known.items()})
+        found = load("entropykv", args.profile).profile
+        if found is None or set(found.sensitivity) != set(net.full):
+            raise ValueError(f"{args.profile} is not a profile of this model's layers")
+        return allocation.ranked(found.sensitivity)
     bar.set_description("scan")
     short = Texts(calibrate.SCAN_TOKENS, 8, calibrate.SCAN_DEPTHS, args.seed + 1)
     cells = scan.cells(net.full)
-    found = run(net, book, short, cells, args.out / "scan.jsonl", lambda done, total: None)
-    return allocation.ranked(calibrate.sensitivity(found, net.full))
+    scanned = run(net, book, short, cells, args.out / "scan.jsonl", lambda done, total: None)
+    return allocation.ranked(calibrate.sensitivity(scanned, net.full))
 
 
 def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
@@ -70,7 +72,7 @@ def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
     from entropykv_vllm.evaluation.offline.model import Model
 
     net = Model(engines.model_folder(args.model))
-    book = corpus.encode(net.tokenizer, args.text.read_text() if args.text else None)
+    book = check.sentences(args, net.tokenizer)
     with tqdm(total=args.texts, unit="text") as bar:
         cells = search.cells(
             order_of(args, net, book, bar), [int(w) for w in args.windows.split(",")]
@@ -142,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     args.out = args.out or Path("results/tune") / Path(args.model).name
-    engines.check_length(args.model, args.tokens, 64, "the question")
+    check.check(args)
     try:
         net, found = measure(args)
     except ValueError as error:

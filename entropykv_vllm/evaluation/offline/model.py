@@ -64,7 +64,9 @@ class Model:
             AutoModelForCausalLM,
             AutoTokenizer,
         )
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # that of loading weights, a few seconds
         AttentionInterface.register(NAME, _interface)
         AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
         self.folder = folder
