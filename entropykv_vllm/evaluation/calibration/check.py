@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses what cannot be calibrated or tuned, before a model is loaded, in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from entropykv_vllm.evaluation import engines, eval_texts
+
+#: Tokens of a question, its answer, and a little plain text.
+AFTER = 64
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse a model, a length or a text that will not do, and numbers out of their range.
+
+    Raises:
+        SystemExit: one sentence that says what is wrong.
+    """
+    try:
+        engines.check_length(args.model, args.tokens, AFTER, "the question")
+        args.text = eval_texts.describe(args.text)
+    except (OSError, KeyError) as error:
+        raise SystemExit(f"'{args.model}' is not a folder of a language model: {error!r}") from None
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    for name in ("keep", "target_accuracy"):
+        if not 0 < getattr(args, name, 1) <= 1:
+            option = name.replace("_", "-")
+            raise SystemExit(f"--{option} is a share: more than 0, and at most 1")
+    if args.texts < 1:
+        raise SystemExit("--texts must be 1 or more")
+
+
+def sentences(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
+    """Return the sentences of the text, in token ids.
+
+    Raises:
+        ValueError: if it is too short.
+    """
+    book = eval_texts.sentences(tokenizer, args.text)
+    there = sum(map(len, book))
+    if there < args.tokens:
+        raise ValueError(f"the text has {there} tokens, and {args.tokens} are needed")
+    return book
