@@ -112,7 +112,7 @@ def _layers_tables(found: Found, folder: Path) -> dict[str, str]:
 
 
 def _little(_: Path) -> list[Section]:
-    return [Section("tiers-4k", little(4096, order()), tokens=4096)]
+    return [Section("tiers-4k", little(4096, order()), tokens=4096, prompts=24)]
 
 
 def _little_tables(found: Found, folder: Path) -> dict[str, str]:
@@ -121,7 +121,7 @@ def _little_tables(found: Found, folder: Path) -> dict[str, str]:
 
 
 def _generation(_: Path) -> list[Section]:
-    cells = grid(POLICIES, (0.5, 0.25), (16,), 1660)
+    cells = grid(POLICIES, (0.25,), (16,), 1660)
     return [Section(f"generated-{side}", cells, side, tokens=1660) for side in ("early", "recent")]
 
 

@@ -116,9 +116,9 @@ def _calibrated(order: Sequence[int], keep: float) -> dict[str, dict[str, Any]]:
 
 
 #: Mean keep ratios on the way to a thirtieth of the memory.
-LITTLE = (0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05)
+LITTLE = (0.25, 0.2, 0.15, 0.1, 0.07, 0.05)
 #: How many sensitive layers keep how much.
-TOPS = ((0, 0.0), (3, 1.0), (5, 1.0), (5, 0.5), (6, 0.5))
+TOPS = ((0, 0.0), (3, 1.0), (3, 0.5), (5, 0.5), (10, 0.5))
 
 
 def little(tokens: int, order: Sequence[int]) -> list[Cell]:
