@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.evaluation.eval_jobs import DIVERGENCE
+from entropykv_vllm.evaluation.pareto import front
 
 Results = Sequence[Mapping[str, Any]]
-
-
-def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (bytes, accuracy) that no other beats in both, from few bytes to many."""
-    best: list[tuple[float, float]] = []
-    for held, accuracy in sorted(points, key=lambda p: (p[0], -p[1])):
-        if not best or accuracy > best[-1][1]:
-            best.append((held, accuracy))
-    return best
 
 
 def draw(results: Results, path: Path) -> bool:

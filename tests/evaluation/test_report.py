@@ -3,6 +3,7 @@
 
 import pytest
 
+from entropykv_vllm.evaluation import pareto
 from entropykv_vllm.evaluation.report import chapters, forms, page, plots, tables
 from entropykv_vllm.evaluation.report.sections import POLICIES, Section, cell, grid, kept
 
@@ -40,7 +41,7 @@ def test_kinds_of_answers(answer, kind):
 
 def test_a_front_is_what_nothing_beats_with_as_few_bytes():
     points = [(10, 5), (20, 50), (30, 40), (40, 90), (40, 80), (50, 90)]
-    assert plots.pareto(points) == [(10, 5), (20, 50), (40, 90)]
+    assert pareto.front(points) == [(10, 5), (20, 50), (40, 90)]
 
 
 def test_the_grid_has_each_cell_once():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.evaluation import pareto
 from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.evaluation.report import tables
 from entropykv_vllm.evaluation.report.sections import KEEPS, Section
@@ -21,22 +22,13 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points (bytes, accuracy) that no other beats with as few bytes, by bytes."""
-    front: list[tuple[float, float]] = []
-    for held, right in sorted(points, key=lambda p: (p[0], -p[1])):
-        if not front or right > front[-1][1]:
-            front.append((held, right))
-    return front
-
-
 def front(cells: Sequence[Cell], results: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Exact answers over bytes held: every cell a point, each policy's Pareto front a line."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for policy in dict.fromkeys(cell.policy for cell in cells if cell.policy != "none"):
         points = tables.points(cells, results, policy)
-        line = pareto(points)
+        line = pareto.front(points)
         (drawn,) = axes.plot(
             *zip(*line, strict=True),
             marker="o",
