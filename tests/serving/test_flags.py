@@ -9,6 +9,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from entropykv_vllm import engine_args
 from entropykv_vllm.config.settings import EvictionConfig, load
+from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.serving import flags
 
 LLAMA = {
@@ -206,6 +207,27 @@ def test_settings_that_do_not_fit_the_model_stop_in_words(make, capsys, words, s
     said = refusal(capsys, args.create_engine_config)
     assert said.startswith("entropykv: error: these settings do not fit: ")
     assert sentence in said
+
+
+def test_settings_calibrated_for_another_model_stop_in_words(make, capsys):
+    words = ["--kv-eviction-config", "SmolLM2-135M-Instruct.json"]
+    said = refusal(capsys, make("--kv-eviction", "entropykv", *words).create_engine_config)
+    assert "calibrated for another model (SmolLM2-135M-Instruct)" in said
+    assert "entropykv calibrate" in said
+
+
+@pytest.mark.parametrize("policy", OBSERVED)
+def test_scores_that_read_attention_turn_the_prefix_cache_off(make, policy):
+    config = make("--kv-eviction", policy).create_engine_config()
+    assert config.cache_config.enable_prefix_caching is False
+    assert engine_args(policy)["enable_prefix_caching"] is False
+    assert "enable_prefix_caching" not in engine_args("entropykv")
+
+
+def test_scores_that_read_attention_refuse_the_prefix_cache(make, capsys):
+    args = make("--kv-eviction", "h2o", "--enable-prefix-caching")
+    said = refusal(capsys, args.create_engine_config)
+    assert "needs --no-enable-prefix-caching for scores that read attention" in said
 
 
 def test_an_unsupported_vllm_stops_in_words(make, capsys, monkeypatch):
