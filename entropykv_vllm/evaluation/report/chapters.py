@@ -86,12 +86,12 @@ def best(folder: Path, count: int = 5) -> list[str]:
 
 
 def _long(folder: Path) -> list[Section]:
-    cells = grid(best(folder), FEWER, (16, 4), 4096)
+    cells = grid(best(folder), FEWER, (4,), 4096)
     return [Section("agnostic-4k", cells, tokens=4096)]
 
 
 def _gemma(folder: Path) -> list[Section]:
-    cells = grid(best(folder), FEWER, (16, 4), 2048)
+    cells = grid(best(folder), (0.5, 0.25), (16, 4), 2048)
     return [Section("gemma-2k", cells, model=GEMMA)]
 
 
