@@ -21,6 +21,7 @@ from entropykv_vllm.evaluation.report.sections import (
     Section,
     cell,
     grid,
+    least,
     little,
     shapes,
 )
@@ -112,12 +113,14 @@ def _layers_tables(found: Found, folder: Path) -> dict[str, str]:
 
 
 def _little(_: Path) -> list[Section]:
-    return [Section("tiers-4k", little(4096, order()), tokens=4096, prompts=24)]
+    return [
+        Section("tiers-4k", little(4096, order()), tokens=4096, prompts=24),
+        Section("least-4k", least(4096, order()), tokens=4096, prompts=24),
+    ]
 
 
 def _little_tables(found: Found, folder: Path) -> dict[str, str]:
-    section, results = found[0]
-    return {"tiers-4k": tables.smaller(section.cells, results)}
+    return {section.name: tables.smaller(section.cells, results) for section, results in found}
 
 
 def _generation(_: Path) -> list[Section]:

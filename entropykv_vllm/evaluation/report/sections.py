@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,8 @@ def _calibrated(order: Sequence[int], keep: float) -> dict[str, dict[str, Any]]:
 
 #: Mean keep ratios on the way to a thirtieth of the memory.
 LITTLE = (0.25, 0.2, 0.15, 0.1, 0.07, 0.05)
+#: Keep ratio, number of sensitive layers, what those keep.
+LEAST = ((0.05, 3, 0.35), (0.04, 2, 0.35), (0.035, 3, 0.25), (0.03, 2, 0.25), (0.03, 0, 0.0))
 #: How many sensitive layers keep how much.
 TOPS = ((0, 0.0), (3, 1.0), (3, 0.5), (5, 0.5), (10, 0.5))
 
@@ -124,14 +126,30 @@ TOPS = ((0, 0.0), (3, 1.0), (3, 0.5), (5, 0.5), (10, 0.5))
 def little(tokens: int, order: Sequence[int]) -> list[Cell]:
     """Calibrated and uniform tiers in 4 bits, with short windows, at ever less memory."""
     more = {"window": 64, "interval": 128}
-    found = [FULL, cell("entropykv", 1.0, 4, tokens, "all 1 4", **more)]
-    for keep in LITTLE:
-        for size, top in TOPS:
-            if tiers := allocation.tiers(order, size, keep, top):
-                name = f"{size} layers keep {top:g}" if size else "uniform"
-                found.append(
-                    cell("entropykv", keep, 4, tokens, f"{keep:g}, {name}", tiers=tiers, **more)
-                )
+    ways = [(keep, size, top) for keep in LITTLE for size, top in TOPS]
+    return [
+        FULL,
+        cell("entropykv", 1.0, 4, tokens, "all 1 4", **more),
+        *_tiered(tokens, order, ways, more),
+    ]
+
+
+def least(tokens: int, order: Sequence[int]) -> list[Cell]:
+    """As little as pages of these sizes can hold."""
+    return [FULL, *_tiered(tokens, order, LEAST, {"window": 32, "interval": 64})]
+
+
+def _tiered(
+    tokens: int,
+    order: Sequence[int],
+    ways: Sequence[tuple[float, int, float]],
+    more: Mapping[str, Any],
+) -> list[Cell]:
+    found = []
+    for keep, size, top in ways:
+        if tiers := allocation.tiers(order, size, keep, top):
+            name = f"{keep:g}, " + (f"{size} layers keep {top:g}" if size else "uniform")
+            found.append(cell("entropykv", keep, 4, tokens, name, tiers=tiers, **more))
     return found
 
 
