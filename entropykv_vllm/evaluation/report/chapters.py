@@ -125,7 +125,10 @@ def _little_tables(found: Found, folder: Path) -> dict[str, str]:
 
 def _generation(_: Path) -> list[Section]:
     cells = grid(POLICIES, (0.25,), (16,), 1660)
-    return [Section(f"generated-{side}", cells, side, tokens=1660) for side in ("early", "recent")]
+    return [
+        Section(f"generated-{side}", cells, side, tokens=1660, prompts=24)
+        for side in ("early", "recent")
+    ]
 
 
 def _generation_tables(found: Found, folder: Path) -> dict[str, str]:
