@@ -29,6 +29,9 @@ def norm(x):
     return math.sqrt(sum(value * value for value in x))
 
 
+FORMULAS = ("entropykv", "norm", "knorm", "keydiff", "sink", "window")
+
+
 def naive(name, keys, values):
     """Scores of one head from lists of floats."""
     unit = [[x / norm(key) for x in key] for key in keys]
@@ -47,7 +50,7 @@ def naive(name, keys, values):
     return [-float(i) for i in range(len(keys))]
 
 
-@pytest.mark.parametrize("name", [name for name in SCORES if name != "random"])
+@pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("tokens", [1, 2, 5, 33])
 def test_equals_the_formula(name, tokens):
     keys, values = draw((2, tokens, 16))

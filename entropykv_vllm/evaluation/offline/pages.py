@@ -125,11 +125,9 @@ class Pages:
             return None
         tokens = self.page if move.kind == "collapse" else plan.cold
         where = self.positions[src][..., :tokens].transpose(1, 2).flatten(2).long()
-        if layout.cell.score is not None:
-            return variants.scores(
-                layout.cell.score, self.cache, src, plan, move.kind, where, self.frequencies
-            )
-        seen = OBSERVED[layout.config.policy]
+        if (name := layout.cell.score or layout.config.policy) not in OBSERVED:
+            return variants.scores(name, self.cache, src, plan, move.kind, where, self.frequencies)
+        seen = OBSERVED[name]
         mass = reading.mass(seen.queries, at)[layers]
         return seen.score(mass.gather(2, where))
 

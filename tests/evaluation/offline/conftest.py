@@ -53,7 +53,8 @@ def model(request, tmp_path_factory):
     folder = tiny(tmp_path_factory, request.param, **more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformers.AutoTokenizer.from_pretrained", lambda folder: Words())
-        yield offline.Model(str(folder))
+        made = offline.Model(str(folder))
+    return made
 
 
 @pytest.fixture

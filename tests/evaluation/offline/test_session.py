@@ -62,6 +62,16 @@ def test_cells_do_not_depend_on_who_is_beside_them(model, prompt, policy):
     assert (together[0] - together[2]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("policy", ["norm", "entropykv"])
+def test_scores_that_the_kernels_do_not_know_are_made_in_torch(model, prompt, policy, monkeypatch):
+    ids = prompt(330)
+    more = torch.tensor([ids[280:]])
+    known = session(model, ids[:280], [half(policy)]).read(more)
+    monkeypatch.setattr("entropykv_vllm.kernels.native.SCORES", ())
+    made = session(model, ids[:280], [half(policy)]).read(more)
+    torch.testing.assert_close(made, known, atol=1e-4, rtol=1e-4)
+
+
 def test_what_a_cell_sees_does_not_depend_on_the_steps(model, prompt):
     ids = prompt(400)
     more = torch.tensor([ids[270:]])
