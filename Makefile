@@ -26,6 +26,9 @@ QUANTIZATION_ARGS ?=
 BENCH_ARGS ?=
 MEMORY_ARGS ?=
 DEMO_ARGS ?=
+CALIBRATE_ARGS ?=
+TUNE_ARGS ?=
+REPORT_ARGS ?=
 ATTENTION_ARGS ?=
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
@@ -63,7 +66,7 @@ help: ## list the targets
 	@echo '           KV_CONFIG=$(KV_CONFIG) OMP_NUM_THREADS=$(OMP_NUM_THREADS)' \
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
 	@echo '           SERVE_ARGS PYTEST_ARGS EVAL_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS' \
-		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS (handed on)'
+		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS CALIBRATE_ARGS TUNE_ARGS REPORT_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -114,7 +117,7 @@ tune: model ## find the least memory that still answers right
 
 .PHONY: report
 report: model ## measure all that docs/quality.md says (hours), and fill in its tables
-	$(BIN)/entropykv report --page docs/quality.md $(REPORT_ARGS)
+	$(BIN)/entropykv report --page docs/quality.md --data docs/data/report $(REPORT_ARGS)
 
 .PHONY: needle
 needle: model ## measure how well facts survive in long contexts

@@ -46,7 +46,11 @@ def parser() -> argparse.ArgumentParser:
     add("--depths", type=_list(float), default="0,1", help="where facts lie, of 0,1 (all over)")
     add("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
     add("--text", type=Path, help="a text file to hide facts in (default: English prose)")
-    add("--policies", type=_list(str), default="entropykv,sink", help="default: %(default)s")
+    add(
+        "--policies",
+        type=_list(str),
+        help="default: entropykv,sink, and none where presets are named",
+    )
     add(
         "--keeps",
         type=_list(float),

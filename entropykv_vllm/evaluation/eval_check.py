@@ -26,6 +26,8 @@ def check(args: argparse.Namespace) -> None:
         ValueError, SystemExit: one sentence that says what is wrong.
     """
     args.tasks = list(TASKS) if args.tasks == ["all"] else args.tasks
+    if args.policies is None:
+        args.policies = [] if args.presets else ["entropykv", "sink"]
     for task in args.tasks:
         if task not in TASKS:
             raise ValueError(f"'{task}' is not a task: choose of {', '.join(TASKS)}")

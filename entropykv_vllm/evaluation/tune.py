@@ -36,11 +36,23 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--text", type=Path, help="your own text, if not that of the package")
     p.add_argument("--tokens", type=int, default=2048, help="context length (default: 2048)")
     p.add_argument("--texts", type=int, default=24, help="default: %(default)s")
-    p.add_argument("--windows", default="256,64", help="recency windows to try")
+    p.add_argument(
+        "--windows", type=_windows, default="256,64", help="recency windows to try (%(default)s)"
+    )
     p.add_argument("--profile", help="of a calibration; without it layers are scanned")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", type=Path, help="folder of the results (default: results/tune/...)")
     return p
+
+
+def _windows(text: str) -> list[int]:
+    """Windows that a question and its answer fit into."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < check.LEAST_WINDOW:
+        raise argparse.ArgumentTypeError(
+            f"windows must hold the question: {check.LEAST_WINDOW} or more"
+        )
+    return found
 
 
 def rounds(texts: int) -> list[int]:
@@ -74,9 +86,7 @@ def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
     net = Model(engines.model_folder(args.model))
     book = check.sentences(args, net.tokenizer)
     with tqdm(total=args.texts, unit="text") as bar:
-        cells = search.cells(
-            order_of(args, net, book, bar), [int(w) for w in args.windows.split(",")]
-        )
+        cells = search.cells(order_of(args, net, book, bar), args.windows)
         total: dict[str, list[float]] = {cell.name: [0.0] * 3 for cell in cells}
         done, found = 0, []
         for until in rounds(args.texts):

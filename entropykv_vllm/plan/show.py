@@ -70,9 +70,15 @@ def _value(text: str) -> Any:
 
 
 def _tiers(config: EvictionConfig, args: argparse.Namespace) -> tuple[Tier, ...]:
+    _check(args)
     page = page_size(config) if args.page is None else args.page
     fits = partial(capacity, args.head_size, page, ITEM_BYTES[args.dtype])
     return make_tiers(config, range(args.layers), page, fits)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.tokens < 1 or (args.page is not None and (args.page < 16 or args.page % 16)):
+        raise ValueError("--tokens must be 1 or more, and --page a multiple of 16")
 
 
 def _report(

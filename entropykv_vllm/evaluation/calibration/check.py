@@ -10,6 +10,10 @@ from entropykv_vllm.evaluation import engines, eval_texts
 
 #: Tokens of a question, its answer, and a little plain text.
 AFTER = 64
+#: Tokens of a question and its answer.
+LEAST_WINDOW = 32
+#: The shortest text of which something gets old.
+SHORTEST = 1024
 
 
 def check(args: argparse.Namespace) -> None:
@@ -29,6 +33,10 @@ def check(args: argparse.Namespace) -> None:
         if not 0 < getattr(args, name, 1) <= 1:
             option = name.replace("_", "-")
             raise SystemExit(f"--{option} is a share: more than 0, and at most 1")
+    if getattr(args, "window", LEAST_WINDOW) < LEAST_WINDOW:
+        raise SystemExit(f"--window must hold the question: {LEAST_WINDOW} or more")
+    if args.tokens < SHORTEST:
+        raise SystemExit(f"--tokens must be {SHORTEST} or more: nothing of a shorter text is old")
     if args.texts < 1:
         raise SystemExit("--texts must be 1 or more")
 
