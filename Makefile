@@ -26,6 +26,7 @@ QUANTIZATION_ARGS ?=
 BENCH_ARGS ?=
 MEMORY_ARGS ?=
 DEMO_ARGS ?=
+GENERATION_ARGS ?=
 CALIBRATE_ARGS ?=
 TUNE_ARGS ?=
 REPORT_ARGS ?=
@@ -122,6 +123,10 @@ report: model ## measure all that docs/quality.md says (hours), and fill in its 
 .PHONY: needle
 needle: model ## measure how well facts survive in long contexts
 	$(BIN)/entropykv needle $(NEEDLE_ARGS)
+
+.PHONY: generation
+generation: model ## measure how facts survive what is generated after them
+	$(BIN)/entropykv generation $(GENERATION_ARGS)
 
 .PHONY: quality
 quality: model ## measure how far next-token distributions are from the full cache

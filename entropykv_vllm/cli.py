@@ -33,6 +33,10 @@ ELSEWHERE = {
         "entropykv_vllm.evaluation.eval",
         "measure what policies and bits cost on your model and your text",
     ),
+    "generation": (
+        "entropykv_vllm.evaluation.generation",
+        "measure how facts survive what is generated after them",
+    ),
     "quality": (
         "entropykv_vllm.evaluation.quality",
         "measure how far next-token distributions are from the full cache",
