@@ -65,11 +65,12 @@ def move(
     if kind == "drop" and bits < 16:
         ops.drop(cache, src, dst, sinks, policy, bits, given, side)
         return
-    read, choice = _bits_read(kind, bits), settings.selection
+    read, choice = bits_read(kind, bits), settings.selection
     ops.collapse(cache, src, dst, sinks, policy, *choice, read, bits, given, side)
 
 
-def _bits_read(kind: MoveKind, bits: int) -> int:
+def bits_read(kind: MoveKind, bits: int) -> int:
+    """The bits of the pages that a move of a tier with `bits` reads: hot ones have 16."""
     return 16 if kind == "collapse" else bits
 
 
@@ -77,7 +78,7 @@ def _scores(
     policy: str, cache: Tensor, kind: MoveKind, src: Tensor, bits: int, mass: Tensor | None
 ) -> Tensor:
     """Scores ``[moves, heads, tokens]`` that the kernels do not know."""
-    read = _bits_read(kind, bits)
+    read = bits_read(kind, bits)
     if policy in OBSERVED:
         assert mass is not None
         held = mass[src][..., : cold_capacity(cache, read)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from entropykv_vllm.kernels.formats import read_cold
+from entropykv_vllm.kernels.moves import bits_read
 from entropykv_vllm.kernels.scores import SCORES
 from entropykv_vllm.plan.schedule import MoveKind, TierPlan
 
@@ -32,8 +33,8 @@ def scores(
         positions: int64 ``[moves, heads, tokens]``.
         frequencies: float32 ``[head_size / 2]``, radians a position, of the rotary embedding.
     """
-    bits = 16 if kind == "collapse" else plan.bits
-    keys, values = (x.transpose(1, 2).flatten(2, 3).float() for x in read_cold(cache, src, bits))
+    pages = read_cold(cache, src, bits_read(kind, plan.bits))
+    keys, values = (x.transpose(1, 2).flatten(2, 3).float() for x in pages)
     if name in VARIANTS:
         return VARIANTS[name](keys, values, positions, frequencies)
     return SCORES[name](keys, values)

@@ -56,10 +56,10 @@ def _answers(section: Section, done: int) -> Iterator[dict[str, Any]]:
 
 
 def _texts(section: Section, done: int) -> Iterator[list[dict[str, Any]]]:
-    """Each cell's divergence from the full cache, step by step."""
+    """Each cell's divergence from the full cache, a mean over the steps of a text."""
     net = model(section.model)
     book = corpus.encode(net.tokenizer)
     length = section.tokens + STEPS
     for ids in passages.cut(book, section.prompts, length)[done:]:
         found = divergence.measure(net, section.cells, [ids], section.tokens, dtype=section.dtype)
-        yield [one["texts"][0] for one in found]
+        yield [{name: one[name][:1] for name in ("kl", "top1")} for one in found]
