@@ -87,12 +87,12 @@ def best(folder: Path, count: int = 5) -> list[str]:
 
 
 def _long(folder: Path) -> list[Section]:
-    cells = grid(best(folder), FEWER, (4,), 4096)
+    cells = grid(best(folder), KEEPS, BITS, 4096)
     return [Section("agnostic-4k", cells, tokens=4096)]
 
 
 def _gemma(folder: Path) -> list[Section]:
-    cells = grid(best(folder), (0.5, 0.25), (16, 4), 2048)
+    cells = grid(best(folder), KEEPS, BITS, 2048)
     return [Section("gemma-2k", cells, model=GEMMA)]
 
 
@@ -137,17 +137,13 @@ def _generation_tables(found: Found, folder: Path) -> dict[str, str]:
 
 
 def _engine(_: Path) -> list[Section]:
-    cells = [FULL, *(cell(p, k, 16, 2048) for p in ENGINE for k in (0.5, 0.25))]
+    cells = [FULL, *(cell(p, k, 16, 2048) for p in POLICIES for k in (0.5, 0.25))]
     return [Section("engine-2k", cells, prompts=48, dtype="float32", through_engine=True)]
 
 
 def _engine_tables(found: Found, folder: Path) -> dict[str, str]:
     section, results = found[0]
     return {"engine": against.table_of(section, results, folder.parent / "needle-2048")}
-
-
-#: Policies that `entropykv needle` ran through the engine.
-ENGINE = ("entropykv", "norm", "knorm", "keydiff", "h2o", "snapkv", "sink", "window", "random")
 
 
 def _forms(folder: Path) -> list[Section]:
