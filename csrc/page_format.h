@@ -32,6 +32,9 @@ EKV_HD constexpr int groups(int tokens) {
   return (tokens + kGroup - 1) / kGroup;
 }
 
+// The order of what lies in a page's parts: CPUs have tiles, GPUs have rows, see kernels/layout.py.
+// The parts themselves lie where they do in both.
+
 // One KV head of a cold page: codes of keys, codes of values, scales and zeros (16 bit floats).
 struct ColdLayout {
   int head_size, tokens, bits;
@@ -65,8 +68,8 @@ EKV_HD constexpr int capacity(int head_size, int page, int item, int bits) {
   return tokens;
 }
 
-// Where the code of pair-row k (0 to 3) and word w = 2 * column + parity lies in a block of 128.
-// Four bits: bits 4k to 4k + 3 of word w. Eight bits: this byte.
+// Tiles: where the code of pair-row k (0 to 3) and word w = 2 * column + parity lies in a block of
+// 128. Four bits: bits 4k to 4k + 3 of word w. Eight bits: this byte.
 EKV_HD constexpr int byte_of_code8(int k, int w) {
   return (k / 2) * 64 + (w / 8) * 16 + (k % 2) * 8 + w % 8;
 }

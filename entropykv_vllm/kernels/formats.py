@@ -18,31 +18,37 @@ rest     –      unspecified (zeros here)
 A value is ``zero + scale * code``. Keys share a scale and a zero per channel in groups of 64
 tokens, since some channels of keys are large for all tokens; values share them per token.
 
-Codes come in blocks of 16 columns by 8 rows, the rows in pairs, as a matrix unit takes them.
-Columns are tokens for K and channels for V. The blocks of 16 columns lie one after another, in the
-order of the rows. Inside a block of 4 bit codes, 32 little-endian words of 16 bit (two for a
-column: the even rows, the odd rows) hold the codes of 4 rows each, the first in the lowest bits.
-8 bit codes are a magnitude and a sign bit, in the order
+On GPUs (order "rows") codes come token after token, for K and V alike: 8 bit codes as signed bytes,
+4 bit codes with channel d in the low half of byte d and channel ``d + D / 2`` in the high one.
+
+On CPUs (order "tiles") codes come in blocks of 16 columns by 8 rows, the rows in pairs, as a matrix
+unit takes them. Columns are tokens for K and channels for V. The blocks of 16 columns lie one after
+another, in the order of the rows. Inside a block of 4 bit codes, 32 little-endian words of 16 bit
+(two for a column: the even rows, the odd rows) hold the codes of 4 rows each, the first in the
+lowest bits. 8 bit codes are a magnitude and a sign bit, in the order
 ``[row // 4][column // 4][row // 2 % 2][column % 4][row % 2]``.
 """
 
 import torch
 from torch import Tensor
 
-from entropykv_vllm.kernels.layout import read_pages, write_pages
+from entropykv_vllm.kernels.layout import Order, read_pages, write_pages
 from entropykv_vllm.plan.capacity import GROUP, TILE, capacity, quantized_bytes
 
 BITS = (16, 8, 4)
 FP16_MAX = 65504.0
 
 
-def read_cold(cache: Tensor, pages: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def read_cold(
+    cache: Tensor, pages: Tensor, bits: int, order: Order = "tiles"
+) -> tuple[Tensor, Tensor]:
     """Keys and values of cold pages, tokens in order.
 
     Args:
         cache: float32, bfloat16 or float16 ``[num_blocks, heads, page, 2 * head_size]``.
         pages: integers ``[...]``, block ids.
         bits: 16 (stored as a hot page), 8 or 4.
+        order: of the bytes.
 
     Returns:
         Two copies ``[..., heads, capacity, head_size]``: of the cache's dtype for 16 bits, float32
@@ -53,12 +59,19 @@ def read_cold(cache: Tensor, pages: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """
     tokens = cold_capacity(cache, bits)
     if bits == 16:
-        return read_pages(cache, pages)
+        return read_pages(cache, pages, order)
     chosen = page_bytes(cache).index_select(0, pages.flatten()).unflatten(0, pages.shape)
-    return unpack(chosen, bits, tokens, cache.shape[-1] // 2)
+    return unpack(chosen, bits, tokens, cache.shape[-1] // 2, order)
 
 
-def write_cold(cache: Tensor, pages: Tensor, keys: Tensor, values: Tensor, bits: int) -> None:
+def write_cold(
+    cache: Tensor,
+    pages: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bits: int,
+    order: Order = "tiles",
+) -> None:
     """Overwrite pages with cold ones.
 
     Args:
@@ -67,6 +80,7 @@ def write_cold(cache: Tensor, pages: Tensor, keys: Tensor, values: Tensor, bits:
         keys: float ``[..., heads, capacity, head_size]``.
         values: the same.
         bits: as in `read_cold`.
+        order: of the bytes.
 
     Raises:
         ValueError: as in `read_cold`, or the pages would not be full.
@@ -75,9 +89,9 @@ def write_cold(cache: Tensor, pages: Tensor, keys: Tensor, values: Tensor, bits:
     if keys.shape[-2] != tokens:
         raise ValueError(f"A cold page of {bits} bits holds {tokens} tokens, not {keys.shape[-2]}.")
     if bits == 16:
-        return write_pages(cache, pages, keys, values)
+        return write_pages(cache, pages, keys, values, order)
     all_bytes = page_bytes(cache)
-    packed = pack(keys, values, bits, all_bytes.shape[-1])
+    packed = pack(keys, values, bits, all_bytes.shape[-1], order)
     all_bytes.index_copy_(0, pages.flatten(), packed.flatten(0, -3))
 
 
@@ -102,7 +116,9 @@ def page_bytes(cache: Tensor) -> Tensor:
     return raw.view(*raw.shape[:-2], raw.shape[-2] * raw.shape[-1])
 
 
-def pack(keys: Tensor, values: Tensor, bits: int, head_bytes: int) -> Tensor:
+def pack(
+    keys: Tensor, values: Tensor, bits: int, head_bytes: int, order: Order = "tiles"
+) -> Tensor:
     """Quantize the tokens of heads into the bytes of cold pages.
 
     Args:
@@ -110,6 +126,7 @@ def pack(keys: Tensor, values: Tensor, bits: int, head_bytes: int) -> Tensor:
         values: the same.
         bits: 8 or 4.
         head_bytes: bytes of one head of a page.
+        order: of the codes.
 
     Returns:
         uint8 ``[..., head_bytes]``.
@@ -126,14 +143,19 @@ def pack(keys: Tensor, values: Tensor, bits: int, head_bytes: int) -> Tensor:
     by_group = [quantize(group, bits, -2) for group in keys.split(GROUP, -2)]
     key_codes, key_scale, key_zero = (torch.cat(x, -2) for x in zip(*by_group, strict=True))
     value_codes, value_scale, value_zero = quantize(values, bits, -1)
-    parts = [_to_blocks(key_codes, bits), _to_blocks(value_codes.mT, bits)]
+    if order == "rows":
+        parts = [_to_rows(key_codes, bits), _to_rows(value_codes, bits)]
+    else:
+        parts = [_to_blocks(key_codes, bits), _to_blocks(value_codes.mT, bits)]
     for floats in (key_scale, key_zero, value_scale, value_zero):
         parts.append(floats.flatten(-2).contiguous().view(torch.uint8))
     parts.append(keys.new_zeros(*keys.shape[:-2], head_bytes - used, dtype=torch.uint8))
     return torch.cat(parts, -1)
 
 
-def unpack(packed: Tensor, bits: int, tokens: int, head_size: int) -> tuple[Tensor, Tensor]:
+def unpack(
+    packed: Tensor, bits: int, tokens: int, head_size: int, order: Order = "tiles"
+) -> tuple[Tensor, Tensor]:
     """The keys and values that `pack` stored, up to their quantization.
 
     Args:
@@ -141,6 +163,7 @@ def unpack(packed: Tensor, bits: int, tokens: int, head_size: int) -> tuple[Tens
         bits: 8 or 4.
         tokens: tokens of a page.
         head_size: channels of a head.
+        order: of the codes.
 
     Returns:
         Two float32 tensors ``[..., tokens, head_size]``.
@@ -150,8 +173,11 @@ def unpack(packed: Tensor, bits: int, tokens: int, head_size: int) -> tuple[Tens
     sizes = [codes, codes, per_group, per_group, 2 * tokens, 2 * tokens]
     k, v, *floats = packed[..., : sum(sizes)].split(sizes, -1)
     k_scale, k_zero, v_scale, v_zero = (x.contiguous().view(torch.float16) for x in floats)
-    key_codes = _from_blocks(k, tokens, head_size, bits)
-    value_codes = _from_blocks(v, head_size, tokens, bits).mT
+    if order == "rows":
+        key_codes, value_codes = (_from_rows(x, head_size, bits) for x in (k, v))
+    else:
+        key_codes = _from_blocks(k, tokens, head_size, bits)
+        value_codes = _from_blocks(v, head_size, tokens, bits).mT
     by_token = (x.unflatten(-1, (-1, head_size)) for x in (k_scale, k_zero))
     by_token = (x.repeat_interleave(GROUP, -2)[..., :tokens, :] for x in by_token)
     return (
@@ -204,6 +230,23 @@ def round_down(x: Tensor) -> Tensor:
 def round_up(x: Tensor) -> Tensor:
     """The smallest fp16 number that is not below float32 ``x`` within fp16's range."""
     return -round_down(-x)
+
+
+def _to_rows(codes: Tensor, bits: int) -> Tensor:
+    """int8 ``[..., tokens, head_size]`` to uint8 ``[..., tokens * head_size * bits / 8]``."""
+    stored = codes.contiguous().view(torch.uint8)
+    if bits == 4:
+        low, high = stored.chunk(2, -1)
+        stored = low | high << 4
+    return stored.flatten(-2)
+
+
+def _from_rows(packed: Tensor, head_size: int, bits: int) -> Tensor:
+    """The inverse of `_to_rows`."""
+    rows = packed.unflatten(-1, (-1, head_size * bits // 8)).contiguous()
+    if bits == 4:
+        return torch.cat([rows & 15, rows >> 4], -1).view(torch.int8)
+    return rows.view(torch.int8)
 
 
 def _to_blocks(codes: Tensor, bits: int) -> Tensor:

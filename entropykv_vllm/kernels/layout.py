@@ -2,10 +2,21 @@
 """How a hot page stores keys and values.
 
 A layer's cache is ``[num_blocks, kv_heads, block_size, 2 * head_size]``, but the bytes of one head
-of one page are a K region ``[page/16][head_size/p][16][p]`` followed by a V region
-``[head_size/16][page/p][16][p]``, with p = 4 bytes / bytes per element: what matrix units take, and
-what vLLM calls "amx". Pages and head sizes are multiples of 16.
+of one page are a K region followed by a V region, each in one of two orders:
+
+=====  ===================================  ===================================
+order  K                                    V
+=====  ===================================  ===================================
+tiles  ``[page/16][head_size/p][16][p]``    ``[head_size/16][page/p][16][p]``
+rows   ``[page][head_size]``                ``[page][head_size]``
+=====  ===================================  ===================================
+
+with p = 4 bytes / bytes per element. CPUs have tiles: what their matrix units take, and what vLLM
+calls "amx". GPUs have rows, which FlashAttention reads too. Pages and head sizes are multiples of
+16.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,13 +24,16 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 16
 
+Order = Literal["tiles", "rows"]
 
-def read_pages(cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+
+def read_pages(cache: Tensor, pages: Tensor, order: Order = "tiles") -> tuple[Tensor, Tensor]:
     """Keys and values of some pages, tokens in order.
 
     Args:
         cache: float32, bfloat16 or float16 ``[num_blocks, heads, block_size, 2 * head_size]``.
         pages: int64 ``[...]`` block ids.
+        order: of the bytes.
 
     Returns:
         Two copies ``[..., heads, block_size, head_size]`` in the cache's dtype (not contiguous).
@@ -28,12 +42,14 @@ def read_pages(cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
         ValueError: another dtype, or pages or heads that are not whole tiles.
     """
     packed = cache.index_select(0, pages.flatten()).unflatten(0, pages.shape)
-    keys, values = _views(packed)
+    keys, values = _views(packed, order)
     shape = *pages.shape, *_page_shape(cache)
     return keys.reshape(shape), values.reshape(shape)
 
 
-def write_pages(cache: Tensor, pages: Tensor, keys: Tensor, values: Tensor) -> None:
+def write_pages(
+    cache: Tensor, pages: Tensor, keys: Tensor, values: Tensor, order: Order = "tiles"
+) -> None:
     """Overwrite some pages with keys and values, tokens in order.
 
     Args:
@@ -41,18 +57,21 @@ def write_pages(cache: Tensor, pages: Tensor, keys: Tensor, values: Tensor) -> N
         pages: int64 ``[...]`` block ids, all different.
         keys: ``[..., heads, block_size, head_size]``.
         values: the same.
+        order: of the bytes.
 
     Raises:
         ValueError: as in `read_pages`.
     """
     packed = cache.new_empty(*pages.shape, *cache.shape[1:])
-    key_view, value_view = _views(packed)
+    key_view, value_view = _views(packed, order)
     key_view.copy_(keys.reshape(key_view.shape))
     value_view.copy_(values.reshape(value_view.shape))
     cache.index_copy_(0, pages.flatten(), packed.flatten(0, -4))
 
 
-def write_tokens(cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+def write_tokens(
+    cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor, order: Order = "tiles"
+) -> None:
     """Overwrite single tokens of pages.
 
     Args:
@@ -60,13 +79,14 @@ def write_tokens(cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> 
         slots: int64 ``[tokens]``, page * block_size + offset, all different; negative: skip.
         keys: float ``[tokens, heads, head_size]``, rounded to the cache's dtype.
         values: the same.
+        order: of the bytes.
 
     Raises:
         ValueError: as in `read_pages`.
     """
     new = slots >= 0
     page, at = slots[new] // cache.shape[2], slots[new] % cache.shape[2]
-    key_view, value_view = _views(cache)
+    key_view, value_view = _views(cache, order)
     pack = key_view.shape[-1]
     # Indices around a slice put the tokens first: [tokens, heads, ...].
     key_view[page, :, at // TILE, at % TILE] = (
@@ -83,7 +103,7 @@ def _page_shape(cache: Tensor) -> tuple[int, int, int]:
     return heads, block_size, width // 2
 
 
-def _views(packed: Tensor) -> tuple[Tensor, Tensor]:
+def _views(packed: Tensor, order: Order) -> tuple[Tensor, Tensor]:
     """Views of pages ``[..., heads, block_size, 2 * head_size]``, tokens before channels.
 
     K is ``[..., heads, page/16, 16, dim/p, p]`` and V ``[..., heads, page/p, p, dim/16, 16]``.
@@ -101,6 +121,10 @@ def _views(packed: Tensor) -> tuple[Tensor, Tensor]:
     # Not flatten: a copy, which nobody would see being written, is an error.
     regions = packed.view(*packed.shape[:-2], 2, block_size * head_size)
     keys, values = regions.select(-2, 0), regions.select(-2, 1)
+    key_shape = block_size // TILE, TILE, head_size // pack, pack
+    value_shape = block_size // pack, pack, head_size // TILE, TILE
+    if order == "rows":
+        return keys.unflatten(-1, key_shape), values.unflatten(-1, value_shape)
     keys = keys.unflatten(-1, (block_size // TILE, head_size // pack, TILE, pack))
     values = values.unflatten(-1, (head_size // TILE, block_size // pack, TILE, pack))
     return keys.transpose(-3, -2), values.movedim((-4, -2), (-2, -1))

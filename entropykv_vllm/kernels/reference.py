@@ -4,7 +4,7 @@
 `torch.ops.entropykv` has the same ops with the same arguments. Hot pages have the layout of
 `entropykv_vllm.kernels.layout`, cold ones the format of `entropykv_vllm.kernels.formats`. A cache
 is float32, bfloat16 or float16 ``[num_blocks, heads, page, 2 * head_size]``, and the bytes of a
-page's head are contiguous.
+page's head are contiguous. Here, and here alone, the order of those bytes is an argument.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from entropykv_vllm.kernels.formats import cold_capacity, page_bytes, read_cold, write_cold
-from entropykv_vllm.kernels.layout import read_pages, write_tokens
+from entropykv_vllm.kernels.layout import Order, read_pages, write_tokens
 from entropykv_vllm.kernels.scores import SCORES
 from entropykv_vllm.kernels.select import select
 
@@ -22,7 +22,7 @@ from entropykv_vllm.kernels.select import select
 LOGITS = 1 << 24
 
 
-def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
+def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor, order: Order = "tiles") -> None:
     """Store new tokens in hot pages.
 
     Args:
@@ -30,11 +30,12 @@ def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         value: the same.
         cache: written in place.
         slots: int64 ``[tokens]``, page * page length + offset; negative: skip the token.
+        order: of the pages' bytes.
 
     Raises:
         ValueError: a cache of another dtype, or one that 16 does not divide.
     """
-    write_tokens(cache, slots, key, value)
+    write_tokens(cache, slots, key, value, order)
 
 
 def attention(
@@ -49,6 +50,7 @@ def attention(
     scale: float,
     softcap: float,
     sinks: Tensor | None,
+    order: Order = "tiles",
 ) -> None:
     """Attention of each request's new tokens to its cold tokens and, causally, its hot ones.
 
@@ -65,6 +67,7 @@ def attention(
         scale: factor of the logits.
         softcap: ``c`` in ``c * tanh(logit / c)``; 0 for none.
         sinks: float32 ``[query_heads]`` or None, a logit that only adds to the denominator.
+        order: of the pages' bytes.
 
     Raises:
         ValueError: unknown ``bits``, or query heads that the heads do not divide.
@@ -74,7 +77,8 @@ def attention(
         if start == end:
             continue
         row = table[request].long()
-        keys, values = _tokens(cache, row, int(cold[request]), int(hot[request]), bits)
+        held = int(cold[request]), int(hot[request])
+        keys, values = _tokens(cache, row, *held, bits, order)
         for part, weights in _weights(query, keys, start, end, scale, softcap, sinks):
             mixed = weights @ values[:, None]
             output[part] = mixed.flatten(0, 1).transpose(0, 1)
@@ -94,6 +98,7 @@ def observe(
     sinks: Tensor | None,
     first: Tensor,
     fresh: Tensor,
+    order: Order = "tiles",
 ) -> None:
     """Add the attention that each token gets to a table with a number per slot of a page.
 
@@ -120,6 +125,7 @@ def observe(
             its number of rows on, none does.
         fresh: int32 ``[requests]``; where it is not 0, the slots in use of the request's pages are
             set to 0 before any request adds to them, even if none of its rows counts.
+        order: of the pages' bytes.
 
     Raises:
         ValueError: as in `attention`, or ``mass`` does not fit the cache.
@@ -137,7 +143,7 @@ def observe(
         if counted >= end:
             continue
         row = table[request].long()
-        keys, _ = _tokens(cache, row, int(cold[request]), int(hot[request]), bits)
+        keys, _ = _tokens(cache, row, int(cold[request]), int(hot[request]), bits, order)
         parts = _weights(query, keys, counted, end, scale, softcap, sinks)
         given = sum(weights.mean(1).sum(1).T for _, weights in parts)
         where = _slots(*pages[request], capacity, page)
@@ -156,6 +162,7 @@ def collapse(
     bits: int,
     scores: Tensor | None = None,
     side: Tensor | None = None,
+    order: Order = "tiles",
 ) -> None:
     """Move by move, write the best tokens of some pages to cold ones, in order of position.
 
@@ -176,6 +183,7 @@ def collapse(
             a page that an earlier move of the call writes, they must be those of what it writes.
         side: None, or float32 ``[num_blocks, heads, slots]``, written in place: a number per token,
             in the first slots of its page. Those of the tokens that stay go with them.
+        order: of the pages' bytes.
 
     Raises:
         ValueError: an unknown option, the sources hold fewer tokens than must be written, or
@@ -185,13 +193,13 @@ def collapse(
     score = _scores_of(policy, scores, src, cache, source)
     _check_slots("side", side, cache, max(source, target))
     for move, (pages, to, protect) in enumerate(zip(src.long(), dst.long(), sinks, strict=True)):
-        keys, values = _by_head(*read_cold(cache, pages, from_bits))
+        keys, values = _by_head(*read_cold(cache, pages, from_bits, order))
         worth, keep = score(move, keys, values), len(to) * target
         best = select(worth, keep, protect=protect, granularity=granularity, scope=scope)
         keys, values = (
             _by_page(torch.take_along_dim(x, best[..., None], 1), to) for x in (keys, values)
         )
-        write_cold(cache, to, keys, values, bits)
+        write_cold(cache, to, keys, values, bits, order)
         if side is not None:
             _move_side(side, pages, to, source, target, best)
 
@@ -205,6 +213,7 @@ def drop(
     bits: int,
     scores: Tensor | None = None,
     side: Tensor | None = None,
+    order: Order = "tiles",
 ) -> None:
     """Move by move, copy the best of some cold pages, head by head, byte for byte and in order.
 
@@ -220,6 +229,7 @@ def drop(
         bits: 16, 8 or 4, of the pages.
         scores: as in `collapse`.
         side: as in `collapse`.
+        order: of the pages' bytes.
 
     Raises:
         ValueError: unknown ``bits`` or ``policy``, more pages to write than to read, or ``scores``
@@ -229,7 +239,7 @@ def drop(
     score = _scores_of(policy, scores, src, cache, tokens)
     _check_slots("side", side, cache, tokens)
     for move, (pages, to, protect) in enumerate(zip(src.long(), dst.long(), sinks, strict=True)):
-        worth = score(move, *_by_head(*read_cold(cache, pages, bits)))
+        worth = score(move, *_by_head(*read_cold(cache, pages, bits, order)))
         means = worth.unflatten(-1, (len(pages), tokens)).contiguous().mean(-1)
         best = select(means, len(to), protect=(protect + tokens - 1) // tokens)
         kept = torch.take_along_dim(raw[pages].transpose(0, 1), best[..., None], 1)
@@ -309,11 +319,13 @@ def _slots(cold: Tensor, hot: Tensor, capacity: int, page: int) -> tuple[Tensor,
     return pages, torch.cat([old.repeat(len(cold)), new.repeat(len(hot))]).to(pages.device)
 
 
-def _tokens(cache: Tensor, row: Tensor, cold: int, hot: int, bits: int) -> list[Tensor]:
+def _tokens(
+    cache: Tensor, row: Tensor, cold: int, hot: int, bits: int, order: Order = "tiles"
+) -> list[Tensor]:
     """Keys and values of a request, float32 ``[heads, tokens, head_size]``."""
     pages = -(-hot // cache.shape[2])
-    old = _by_head(*read_cold(cache, row[:cold], bits))
-    new = _by_head(*read_pages(cache, row[cold : cold + pages]))
+    old = _by_head(*read_cold(cache, row[:cold], bits, order))
+    new = _by_head(*read_pages(cache, row[cold : cold + pages], order))
     # Cut, not masked: 0 * NaN from what no token has been written to would be NaN.
     return [torch.cat([a.float(), b[:, :hot].float()], 1) for a, b in zip(old, new, strict=True)]
 

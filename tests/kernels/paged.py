@@ -36,9 +36,9 @@ def new_cache(pages, heads, page, head_size, dtype, kind, shared):
     return garbage((pages, heads, page, 2 * head_size), dtype, kind)
 
 
-def fill_cold(cache, pages, keys, values, bits):
+def fill_cold(cache, pages, keys, values, bits, order="tiles"):
     """Write cold pages, with NaN in the bytes that they do not use."""
-    write_cold(cache, pages, keys, values, bits)
+    write_cold(cache, pages, keys, values, bits, order)
     page_bytes(cache)[pages, :, used_bytes(cache, bits) :] = 255
 
 
@@ -84,6 +84,7 @@ class Batch(Brief):
     scale: float
     softcap: float
     sinks: torch.Tensor | None
+    order: str = "tiles"
 
     def run(self, attention):
         """What the op writes, over NaN."""
@@ -143,7 +144,7 @@ class Batch(Brief):
     def largest_value(self):
         """The largest |value| of a token that is attended to."""
         values = [
-            reference._tokens(self.cache, row.long(), int(cold), int(hot), self.bits)[1]
+            reference._tokens(self.cache, row.long(), int(cold), int(hot), self.bits, self.order)[1]
             for row, cold, hot in zip(self.table, self.cold, self.hot, strict=True)
         ]
         return max((float(x.abs().max()) for x in values if x.numel()), default=0.0)
@@ -161,10 +162,11 @@ never = st.just(False)
 
 
 @st.composite
-def batches(draw, requests=several, shared=never):
+def batches(draw, requests=several, shared=never, order="tiles"):
     """A `Batch`, with garbage in unused bytes, pages and table entries.
 
-    ``shared``: whether the cache is a slice of a tensor that several layers share.
+    ``shared``: whether the cache is a slice of a tensor that several layers share. ``order``: of
+    the pages' bytes.
     """
     heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 8))
     head_size, page = draw(st.sampled_from(HEAD_SIZES)), draw(st.sampled_from(PAGES))
@@ -173,19 +175,20 @@ def batches(draw, requests=several, shared=never):
     torch.manual_seed(draw(seeds))
     held = [cold + -(-hot // page) for cold, hot, _ in requests]
     spare = 4
-    order = torch.randperm(sum(held) + spare)
-    table = order[torch.randint(sum(held), len(order), (len(held), max(held) + 1))]
+    shuffled = torch.randperm(sum(held) + spare)
+    table = shuffled[torch.randint(sum(held), len(shuffled), (len(held), max(held) + 1))]
     kind = draw(st.sampled_from(GARBAGE))
-    cache = new_cache(len(order), heads, page, head_size, dtype, kind, draw(shared))
+    cache = new_cache(len(shuffled), heads, page, head_size, dtype, kind, draw(shared))
     bias = draw(st.sampled_from([0, 3])) * torch.randn(heads, 1, head_size)
     for row, count, own, (cold, hot, _) in zip(
-        table, held, order.split([*held, spare]), requests, strict=False
+        table, held, shuffled.split([*held, spare]), requests, strict=False
     ):
         row[:count] = own
         keys, values = torch.randn(2, cold, heads, cold_capacity(cache, bits), head_size)
-        fill_cold(cache, row[:cold], keys + bias, values, bits)
+        fill_cold(cache, row[:cold], keys + bias, values, bits, order)
         keys, values = torch.randn(2, hot, heads, head_size)
-        reference.write(keys + bias[:, 0], values, cache, slots_of(row[cold:count], page, hot))
+        slots = slots_of(row[cold:count], page, hot)
+        reference.write(keys + bias[:, 0], values, cache, slots, order)
     new = torch.tensor([0] + [new for _, _, new in requests])
     query = torch.randn(int(new.sum()), heads * group, head_size).to(draw(st.sampled_from(DTYPES)))
     return Batch(
@@ -199,4 +202,5 @@ def batches(draw, requests=several, shared=never):
         scale=head_size**-0.5,
         softcap=draw(st.sampled_from([0.0, 0.0, 5.0, 30.0])),
         sinks=draw(st.sampled_from([None, torch.randn(heads * group) * 3])),
+        order=order,
     )
