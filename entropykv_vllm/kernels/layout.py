@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a hot page stores keys and values.
 
-A layer's cache is ``[num_blocks, kv_heads, block_size, 2 * head_size]``, but the bytes of one head
-of one page are a K region followed by a V region, each in one of two orders:
-
-=====  ===================================  ===================================
-order  K                                    V
-=====  ===================================  ===================================
-tiles  ``[page/16][head_size/p][16][p]``    ``[head_size/16][page/p][16][p]``
-rows   ``[page][head_size]``                ``[page][head_size]``
-=====  ===================================  ===================================
-
-with p = 4 bytes / bytes per element. CPUs have tiles: what their matrix units take, and what vLLM
-calls "amx". GPUs have rows, which FlashAttention reads too. Pages and head sizes are multiples of
-16.
+A layer's cache is ``[num_blocks, kv_heads, block_size, 2 * head_size]``. CPUs have it in *tiles*:
+the bytes of one head of one page are a K region ``[page/16][head_size/p][16][p]`` followed by a V
+region ``[head_size/16][page/p][16][p]``, with p = 4 bytes / bytes per element: what matrix units
+take, and what vLLM calls "amx". GPUs have it in *rows*, as the shape says: of each token its key
+and then its value, which vLLM's own kernels and FlashAttention read too. Pages and head sizes are
+multiples of 16.
 """
 
 from typing import Literal
@@ -118,13 +111,14 @@ def _views(packed: Tensor, order: Order) -> tuple[Tensor, Tensor]:
             f"Pages of {block_size} tokens of {head_size} channels are not whole tiles of {TILE}."
         )
     pack = 4 // packed.element_size()
+    if order == "rows":
+        keys, values = packed.split(head_size, -1)
+        keys = keys.unflatten(-1, (head_size // pack, pack)).unflatten(-3, (-1, TILE))
+        values = values.unflatten(-1, (head_size // TILE, TILE)).unflatten(-3, (-1, pack))
+        return keys, values
     # Not flatten: a copy, which nobody would see being written, is an error.
     regions = packed.view(*packed.shape[:-2], 2, block_size * head_size)
     keys, values = regions.select(-2, 0), regions.select(-2, 1)
-    key_shape = block_size // TILE, TILE, head_size // pack, pack
-    value_shape = block_size // pack, pack, head_size // TILE, TILE
-    if order == "rows":
-        return keys.unflatten(-1, key_shape), values.unflatten(-1, value_shape)
     keys = keys.unflatten(-1, (block_size // TILE, head_size // pack, TILE, pack))
     values = values.unflatten(-1, (head_size // TILE, block_size // pack, TILE, pack))
     return keys.transpose(-3, -2), values.movedim((-4, -2), (-2, -1))
