@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from entropykv_vllm.attention import masses
 from entropykv_vllm.attention.masses import Observed, observed
-from entropykv_vllm.attention.split import split
+from entropykv_vllm.attention.split import hot_starts, split
 from entropykv_vllm.kernels import ops
 from entropykv_vllm.pages.spec import TierSpec
 from entropykv_vllm.serving.settings import settings_of
@@ -43,6 +43,12 @@ class TierMetadata:
 class TierMetadataBuilder(CPUAttentionMetadataBuilder):
     """Builds a tier's metadata; for other layers, vLLM's."""
 
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if isinstance(kv_cache_spec, TierSpec):
+            longest = vllm_config.model_config.max_model_len
+            self.hot_starts = hot_starts(kv_cache_spec.plan, longest)
+
     def build(
         self,
         common_prefix_len: int,
@@ -54,7 +60,8 @@ class TierMetadataBuilder(CPUAttentionMetadataBuilder):
         step, plan = common_attn_metadata, self.kv_cache_spec.plan
         starts = step.query_start_loc
         queries = starts.diff()
-        table, cold, hot = split(plan, step.block_table_tensor, step.seq_lens, queries)
+        rows = step.block_table_tensor, step.seq_lens, queries
+        table, cold, hot = split(plan, self.hot_starts, *rows)
         return TierMetadata(
             step.num_actual_tokens,
             starts,

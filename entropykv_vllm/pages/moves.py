@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from entropykv_vllm.plan.schedule import MoveKind
+
+#: The pages of some entries of a table row, by the places of the entries; 0 is a hole.
+Entries = dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,17 @@ class PageMove:
     dst: tuple[int, ...]
     sinks: int
     kind: MoveKind = "collapse"
+
+    @property
+    def rewritten(self) -> Entries:
+        """What stands in the row afterwards: the survivors' pages, then holes."""
+        holes = (0,) * (len(self.entries) - len(self.dst))
+        return dict(zip(self.entries, self.dst + holes, strict=True))
+
+
+def rewritten_rows(moves: Iterable[PageMove]) -> dict[tuple[str, int], Entries]:
+    """What stands in the rows after some moves in their order, by request and page group."""
+    rows: dict[tuple[str, int], Entries] = {}
+    for move in moves:
+        rows.setdefault((move.request_id, move.group), {}).update(move.rewritten)
+    return rows

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from entropykv_vllm.attention import backends
 from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.spec import TierSpec
@@ -59,7 +60,10 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
 
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     return [
-        (not current_platform.is_cpu(), "runs on vLLM's CPU backend only: use a CPU build of vLLM"),
+        (
+            not (current_platform.is_cpu() or current_platform.is_cuda()),
+            "runs on CPUs and on CUDA GPUs only: use a build of vLLM for one of them",
+        ),
         (model.use_mla, "does not support models with multi-head latent attention: choose another"),
         (model.is_encoder_decoder, "does not support encoder-decoder models: choose another"),
         (model.runner_type == "pooling", "does not support pooling models: serve a generative one"),
@@ -85,12 +89,38 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
             "the same prefix look at it differently: set that, choose an attention-free policy",
         ),
         (
-            config.use_v2_model_runner,
-            "does not support vLLM's V2 model runner yet: set VLLM_USE_V2_MODEL_RUNNER=0",
+            current_platform.is_cpu() and config.use_v2_model_runner,
+            "cannot run vLLM's V2 model runner on CPUs: set VLLM_USE_V2_MODEL_RUNNER=0",
         ),
         (
             config.scheduler_config.disable_hybrid_kv_cache_manager is True,
             "needs vLLM's hybrid KV cache manager: leave out --disable-hybrid-kv-cache-manager",
+        ),
+        *(_gpu_refusals(config) if current_platform.is_cuda() else []),
+    ]
+
+
+def _gpu_refusals(config: VllmConfig) -> list[tuple[bool, str]]:
+    attention, names = config.attention_config, " or ".join(backends.GPU_BACKENDS)
+    named = attention.backend
+    policy = settings_of(config).policy
+    return [
+        (
+            named is not None and named.name not in backends.GPU_BACKENDS,
+            f"attends with {names}: name one of them with --attention-backend, or none",
+        ),
+        (
+            backends.FULL in attention.backend_per_kind,
+            f"brings the backend for layers with full attention: name {names} with "
+            "--attention-backend, and other kinds of layers in backend_per_kind",
+        ),
+        (
+            policy in OBSERVED,
+            f"has the policy {policy}, which reads attention, on CPUs only: choose another",
+        ),
+        (
+            config.cache_config.kv_sharing_fast_prefill,
+            "does not support --kv-sharing-fast-prefill: leave it out",
         ),
     ]
 
@@ -114,15 +144,12 @@ def check_layers(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
 
 
 def _check_full_attention(name: str, spec: AttentionSpec) -> None:
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
     if spec.non_causal or spec.sliding_window or spec.attention_chunk_size:
         raise UnsupportedError(
             f"EntropyKV needs plain causal attention, which layer {name} has not: "
             f"choose another model, {_OFF}"
         )
-    backend = AttentionBackendEnum.CPU_ATTN.get_class()
-    if not backend.__module__.startswith("entropykv_vllm."):
+    if not backends.registered().__module__.startswith("entropykv_vllm."):
         raise UnsupportedError(
             "another plugin has replaced EntropyKV's attention backend: "
             f"name only 'entropykv' in VLLM_PLUGINS, {_OFF}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
@@ -71,3 +72,17 @@ class EvictionSchedulerMixin:
 
 class EvictionScheduler(EvictionSchedulerMixin, Scheduler):
     """vLLM's scheduler, with eviction."""
+
+
+class EvictionAsyncScheduler(EvictionSchedulerMixin, AsyncScheduler):
+    """vLLM's scheduler that plans a step while the one before it runs, with eviction."""
+
+
+def scheduler(vllm_config, *args, **kwargs) -> Scheduler:
+    """The scheduler that fits: vLLM decides late whether it schedules ahead.
+
+    vLLM resolves `--scheduler-cls` by name and calls what it finds, so a function serves.
+    """
+    ahead = vllm_config.scheduler_config.async_scheduling
+    kind = EvictionAsyncScheduler if ahead else EvictionScheduler
+    return kind(vllm_config, *args, **kwargs)

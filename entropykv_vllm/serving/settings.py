@@ -8,8 +8,12 @@ from typing import Any
 from entropykv_vllm.config.settings import CONFIG_KEY, EvictionConfig
 from entropykv_vllm.kernels.scores import OBSERVED
 
-WORKER = "entropykv_vllm.serving.worker.EvictionCPUWorker"
-SCHEDULER = "entropykv_vllm.serving.scheduler.EvictionScheduler"
+#: By vLLM's platform.
+WORKERS = {
+    "cpu": "entropykv_vllm.serving.worker.EvictionCPUWorker",
+    "cuda": "entropykv_vllm.serving.worker.EvictionGPUWorker",
+}
+SCHEDULER = "entropykv_vllm.serving.scheduler.scheduler"
 
 
 def settings_of(vllm_config) -> EvictionConfig:
@@ -30,6 +34,13 @@ def engine_settings(config: EvictionConfig) -> dict[str, Any]:
     return {
         **({"enable_prefix_caching": False} if config.policy in OBSERVED else {}),
         "additional_config": {CONFIG_KEY: config.model_dump(mode="json", exclude_none=True)},
-        "worker_cls": WORKER,
+        "worker_cls": worker(),
         "scheduler_cls": SCHEDULER,
     }
+
+
+def worker() -> str:
+    """The name of the worker class for vLLM's platform here; `checks` refuses other platforms."""
+    from vllm.platforms import current_platform
+
+    return WORKERS["cuda" if current_platform.is_cuda() else "cpu"]

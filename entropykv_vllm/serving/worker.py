@@ -13,18 +13,20 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
 
-from entropykv_vllm.attention import masses
+from entropykv_vllm.attention import backends, masses
 from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.kernels import hugepages, ops
 from entropykv_vllm.kernels.moves import carry_out
 from entropykv_vllm.kernels.scores import OBSERVED
-from entropykv_vllm.pages.moves import PageMove
+from entropykv_vllm.pages.moves import PageMove, rewritten_rows
 from entropykv_vllm.pages.spec import TierSpec, tier_spec
 from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving import checks, seeded
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
+from entropykv_vllm.serving.tables import tables_of
 
 logger = init_logger("vllm.entropykv")
 
@@ -44,7 +46,8 @@ class EvictionWorkerMixin:
     def __init__(self, vllm_config: VllmConfig, *args, **kwargs) -> None:
         checks.check_engine(vllm_config)
         self.eviction: EvictionConfig = settings_of(vllm_config)
-        register_attention_backend()  # before the model is made: its layers ask for the backend
+        self._warming_up = False
+        backends.register(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
@@ -72,6 +75,7 @@ class EvictionWorkerMixin:
             for i, group in enumerate(kv_cache_config.kv_cache_groups)
             if isinstance(group.kv_cache_spec, TierSpec)
         }
+        self._tables = tables_of(self.model_runner)
         self._report_kernels()
 
     def _tier(self, layers: list, plan: TierPlan) -> TierLayers:
@@ -97,22 +101,30 @@ class EvictionWorkerMixin:
                 self.eviction.policy,
             )
 
+    def compile_or_warm_up_model(self, *args, **kwargs):
+        """vLLM's, which runs steps that no scheduler has planned."""
+        self._warming_up = True
+        try:
+            return super().compile_or_warm_up_model(*args, **kwargs)
+        finally:
+            self._warming_up = False
+
     def execute_model(self, scheduler_output: SchedulerOutput):
         """Carry out the step's moves, then run the step."""
-        moves = getattr(scheduler_output, MOVES, None)
+        moves = getattr(scheduler_output, MOVES, [] if self._warming_up else None)
         if moves is None:
             raise RuntimeError(
                 "this worker evicts but the scheduler does not: start the server with "
                 "--kv-eviction, which sets both"
             )
-        self._carry_out(moves)
+        new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        self._carry_out(moves, new)
         return super().execute_model(scheduler_output)
 
-    def _carry_out(self, moves: list[PageMove]) -> None:
+    def _carry_out(self, moves: list[PageMove], new: set[str]) -> None:
         for _, alike in groupby((move for move in moves if move.dst), key=_shape):
             self._move_pages(list(alike))
-        for move in moves:
-            self._rewrite_row(move)
+        self._rewrite_rows(moves, new)
 
     def _move_pages(self, moves: list[PageMove]) -> None:
         """Carry out moves of one shape, in their order: each reads its pages before it writes."""
@@ -123,18 +135,15 @@ class EvictionWorkerMixin:
         for cache, mass in zip(tier.caches, tier.masses, strict=True):
             carry_out(cache, kind, src, dst, sinks, self.eviction, tier.plan.bits, mass)
 
-    def _rewrite_row(self, move: PageMove) -> None:
-        """Put the survivors' pages and the holes into the runner's copies of the table row."""
-        request = self.model_runner.requests.get(move.request_id)
-        if request is None:
-            return
-        pages = move.dst + (0,) * (len(move.entries) - len(move.dst))
-        row = self.model_runner.input_batch.req_id_to_index.get(move.request_id)
-        for entry, page in zip(move.entries, pages, strict=True):
-            request.block_ids[move.group][entry] = page
-        if row is not None:
-            table = self.model_runner.input_batch.block_table[move.group].block_table.np
-            table[row, list(move.entries)] = pages
+    def _rewrite_rows(self, moves: list[PageMove], new: set[str]) -> None:
+        """Put the survivors' pages and the holes into the runner's copies of the table rows.
+
+        A `new` request brings its row as it is after the moves. Another one of the same name may
+        be there still, which is not to be touched.
+        """
+        for (request_id, group), entries in rewritten_rows(moves).items():
+            if request_id not in new:
+                self._tables.rewrite(request_id, group, entries)
 
 
 class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
@@ -145,17 +154,12 @@ class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
         seeded.install(self.model_runner)
 
 
+class EvictionGPUWorker(EvictionWorkerMixin, Worker):
+    """vLLM's GPU worker, with eviction."""
+
+
 def _shape(move: PageMove) -> tuple[int, str, int, int]:
     return move.group, move.kind, len(move.src), len(move.dst)
-
-
-def register_attention_backend() -> None:
-    """Put our attention backend in place of vLLM's, in this process."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
-    from entropykv_vllm.attention.cpu import EvictionCPUAttentionBackend as Backend
-
-    register_backend(AttentionBackendEnum.CPU_ATTN, f"{Backend.__module__}.{Backend.__qualname__}")
 
 
 def _describe(tier) -> tuple[str, str, str]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entropykv_vllm.attention.split import split
+from entropykv_vllm.attention.split import hot_starts, split
 from entropykv_vllm.plan.schedule import TierPlan, boundary, cold_pages, hot_start
 
 QUANTIZED = TierPlan("t", 32, 112, 224, 96, 64, 0.5, 4, bits=4)
@@ -57,7 +57,7 @@ def test_a_step_sees_the_pages_of_its_plan(case):
     lens = torch.tensor([old + new for old, new in requests], dtype=torch.int32)
     new = torch.tensor([new for _, new in requests], dtype=torch.int32)
 
-    compacted, cold, hot = split(plan, table, lens, new)
+    compacted, cold, hot = split(plan, hot_starts(plan, 3000), table, lens, new)
 
     assert torch.equal(table, before), "vLLM shares the table between groups"
     assert compacted.dtype == cold.dtype == hot.dtype == torch.int32
