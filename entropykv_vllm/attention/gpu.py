@@ -31,7 +31,6 @@ from entropykv_vllm.attention.split import hot_starts, split
 from entropykv_vllm.kernels.gpu import attention
 from entropykv_vllm.pages.spec import TierSpec
 
-
 _INSTEAD = "choose another model, or turn eviction off with --kv-eviction none"
 
 
@@ -116,7 +115,7 @@ class TierBuilder:
         """Copies in tensors of this builder's own: a CUDA graph reads where it was captured."""
         if self.kept is None:
             rows = max(self.most_requests, len(found[0]))
-            self.kept = tuple(x.new_zeros(rows, *x.shape[1:]) for x in found)  # type: ignore[assignment]
+            self.kept = tuple(x.new_zeros(rows, *x.shape[1:]) for x in found)
         assert self.kept is not None
         table, cold, hot = (
             kept[: len(x)].copy_(x) for kept, x in zip(self.kept, found, strict=True)
@@ -129,7 +128,7 @@ class TierImpl:
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        if self.alibi_slopes is not None:  # type: ignore[attr-defined]
+        if self.alibi_slopes is not None:
             raise ValueError(f"EntropyKV does not support attention with ALiBi: {_INSTEAD}")
 
     def forward(
@@ -147,7 +146,7 @@ class TierImpl:
         step = attn_metadata
         if not isinstance(step, TierMetadata):
             inputs = query, key, value, kv_cache, step, output
-            return super().forward(layer, *inputs, *args, **kwargs)  # type: ignore[misc]
+            return super().forward(layer, *inputs, *args, **kwargs)
         tokens = step.num_actual_tokens
         attention(
             query[:tokens],
