@@ -25,6 +25,7 @@ from entropykv_vllm.evaluation.report.sections import (
     little,
     shapes,
 )
+from entropykv_vllm.evaluation.tasks import TASKS
 from entropykv_vllm.model.fetch import NAME
 
 Found = Sequence[tuple[Section, list[Any]]]
@@ -136,6 +137,16 @@ def _generation_tables(found: Found, folder: Path) -> dict[str, str]:
     return {"generation": tables.both(section.cells, early, recent)}
 
 
+def _tasks(folder: Path) -> list[Section]:
+    cells = grid(best(folder), (0.5, 0.25), (4,), 2048)
+    return [Section(f"task-{name}", cells, name, prompts=24) for name in TASKS]
+
+
+def _tasks_tables(found: Found, folder: Path) -> dict[str, str]:
+    by_task = {section.task: results for section, results in found}
+    return {"tasks": tables.grades(found[0][0].cells, by_task)}
+
+
 def _engine(_: Path) -> list[Section]:
     cells = [FULL, *(cell(p, k, 16, 2048) for p in POLICIES for k in (0.5, 0.25))]
     return [Section("engine-2k", cells, prompts=48, dtype="float32", through_engine=True)]
@@ -158,6 +169,7 @@ CHAPTERS = {
     "layers": Chapter(_layers, _layers_tables),
     "little": Chapter(_little, _little_tables),
     "generation": Chapter(_generation, _generation_tables),
+    "tasks": Chapter(_tasks, _tasks_tables),
     "engine": Chapter(_engine, _engine_tables),
     "forms": Chapter(_forms, forms.tables),
 }

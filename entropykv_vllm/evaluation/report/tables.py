@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entropykv_vllm.evaluation import divergence, scoring, table
@@ -147,6 +147,15 @@ def smaller(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
         for i, cell in sorted(enumerate(cells), key=lambda item: -held(results, item[0]))
     ]
     return table.render(header, rows)
+
+
+def grades(cells: Sequence[Cell], by_task: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """A row a cell, a column a task: the mean grade in percent, and over all tasks."""
+    rows = []
+    for i, cell in enumerate(cells):
+        means = [sum(r["grades"][i] for r in found) / len(found) for found in by_task.values()]
+        rows.append([cell.name, *map(table.percent, means), table.percent(sum(means) / len(means))])
+    return table.render(["cell", *by_task, "mean"], rows)
 
 
 def both(
