@@ -33,6 +33,10 @@ class Call:
 
 Attend = Callable[[Call], Tensor]
 
+_NOT_HERE = (
+    "which is not computed offline: measure it through vLLM (entropykv eval --backend engine)"
+)
+
 _attend: Attend | None = None
 
 
@@ -49,9 +53,22 @@ def attending(attend: Attend):
 
 def _interface(module, query, key, value, mask, scaling, **more) -> tuple[Tensor, None]:
     assert _attend is not None, "a model of `load` runs inside `attending` only"
+    if more.get("s_aux") is not None:
+        raise ValueError(f"this model has attention sinks, {_NOT_HERE}")
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     window, softcap = more.get("sliding_window"), more.get("softcap") or 0.0
     return _attend(Call(module.layer_idx, query, key, value, scaling, window, softcap)), None
+
+
+def _plain(call: Call) -> Tensor:
+    """Causal attention without windows."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    query, key, value = (x.transpose(1, 2) for x in (call.query, call.key, call.value))
+    out = scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=call.scale, enable_gqa=True
+    )
+    return out.transpose(1, 2)
 
 
 class Model:
@@ -75,16 +92,36 @@ class Model:
             folder, dtype=torch.float32, attn_implementation=NAME
         ).eval()
         config = self.net.config.get_text_config()
-        kinds = getattr(config, "layer_types", None) or ["full_attention"] * (
-            config.num_hidden_layers
-        )
         self.layers: int = config.num_hidden_layers
-        self.full = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
         self.heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
         self.head_size: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.positions: int = config.max_position_embeddings
+        self.full = self._full_layers()
+
+    @torch.inference_mode()
+    def _full_layers(self) -> list[int]:
+        """The layers without a sliding window, of a pass over a few tokens.
+
+        Raises:
+            ValueError: if all have one, or logits are not made as `logits` makes them.
+        """
+        calls: list[Call] = []
+
+        def attend(call: Call) -> Tensor:
+            calls.append(call)
+            return _plain(call)
+
+        ids = torch.arange(4)[None]
+        with attending(attend):
+            expected = self.net(input_ids=ids, use_cache=False).logits
+        if not torch.allclose(self.logits(self.hidden(ids, 0, _plain)), expected, atol=1e-3):
+            raise ValueError(f"this model changes its logits in a way of its own, {_NOT_HERE}")
+        full = [call.layer for call in calls if call.window is None]
+        if not full:
+            raise ValueError("all layers of this model have sliding windows: nothing to evict from")
+        return full
 
     @torch.inference_mode()
     def hidden(self, ids: Tensor, start: int, attend: Attend) -> Tensor:
@@ -101,8 +138,10 @@ class Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[..., vocabulary]`` of outputs of `hidden`."""
-        cap = getattr(self.net.config.get_text_config(), "final_logit_softcapping", None)
-        logits = self.net.lm_head(hidden)
+        config = self.net.config.get_text_config()
+        logits = self.net.lm_head(hidden) * (getattr(config, "logit_scale", None) or 1.0)
+        logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def frequencies(self) -> Tensor:
@@ -114,4 +153,5 @@ class Model:
     def stops(self) -> set[int]:
         """The tokens that end an answer."""
         found = self.net.generation_config.eos_token_id
-        return set(found) if isinstance(found, list) else {found, self.tokenizer.eos_token_id}
+        several = found if isinstance(found, list) else [found, self.tokenizer.eos_token_id]
+        return {token for token in several if token is not None}

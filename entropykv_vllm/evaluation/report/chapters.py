@@ -30,6 +30,8 @@ from entropykv_vllm.model.fetch import NAME
 
 Found = Sequence[tuple[Section, list[Any]]]
 GEMMA = "gemma3-270m"
+#: Where 8 bits would say what 16 do.
+FEW_BITS = (16, 4)
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,12 @@ def best(folder: Path, count: int = 5) -> list[str]:
 
 
 def _long(folder: Path) -> list[Section]:
-    cells = grid(best(folder), KEEPS, BITS, 4096)
+    cells = grid(best(folder), KEEPS, FEW_BITS, 4096)
     return [Section("agnostic-4k", cells, tokens=4096)]
 
 
 def _gemma(folder: Path) -> list[Section]:
-    cells = grid(best(folder), KEEPS, BITS, 2048)
+    cells = grid(best(folder), KEEPS, FEW_BITS, 2048)
     return [Section("gemma-2k", cells, model=GEMMA)]
 
 

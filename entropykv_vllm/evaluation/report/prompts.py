@@ -18,7 +18,7 @@ def cases(tokenizer: Any, section: Section) -> list[Case]:
     arguments = section.tokens, section.prompts, section.seed, (0.0, 1.0)
     if section.through_engine:
         return _of_needle_command(tokenizer, prompts.build(tokenizer, book, *arguments))
-    return TASKS[section.task].build(tokenizer, book, *arguments)
+    return TASKS[section.task].build(tokenizer, book, *arguments, section.aware)
 
 
 def _of_needle_command(tokenizer: Any, made: list[prompts.Case]) -> list[Case]:

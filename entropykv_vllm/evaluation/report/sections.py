@@ -10,6 +10,7 @@ from typing import Any
 from entropykv_vllm.evaluation import engines
 from entropykv_vllm.evaluation.calibration import allocation
 from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.evaluation.tasks import TASKS
 from entropykv_vllm.model.fetch import NAME
 
 POLICIES = (
@@ -47,6 +48,11 @@ class Section:
     seed: int = 0
     through_engine: bool = False  # the prompts are those of `entropykv needle`
 
+    @property
+    def counts_context(self) -> bool:
+        """Whether the question comes on top of `tokens`."""
+        return self.task in TASKS and not self.aware and not self.through_engine
+
     def spec(self) -> dict[str, Any]:
         """What decides the results."""
         cells = [[c.name, c.policy, dict(c.eviction), c.score] for c in self.cells]
@@ -59,6 +65,7 @@ class Section:
             "dtype": self.dtype,
             "seed": self.seed,
             **({"prompts of": "needle"} if self.through_engine else {}),
+            **({"counted": "context"} if self.counts_context else {}),
             "cells": cells,
         }
 

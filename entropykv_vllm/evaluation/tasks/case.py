@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
 class Case:
     """One prompt in token ids: `context`, `question` and `primer` one after the other.
 
-    `context` and `question` have as many tokens as were asked for. The question is read before
-    anything is compressed (question-aware) or after (question-agnostic). The primer begins the
+    Question-agnostic, the `context` has as many tokens as were asked for, so that where it ends at
+    a boundary, all of it is compressed before the question is read. Question-aware, context and
+    question have together, and both are read before anything is compressed. The primer begins the
     answer and is always read after; it is short and never empty. `answers` must all be in the
     answer. `depth` is the place of the first of the facts, 0 at the start of the context.
     """
@@ -25,8 +26,27 @@ class Case:
     depth: float
 
 
-# (tokenizer, sentences as token ids, tokens of context and question, count, seed, (low, high))
-Build = Callable[[Any, list[list[int]], int, int, int, tuple[float, float]], list[Case]]
+class Build(Protocol):
+    """Makes the prompts of a task."""
+
+    def __call__(
+        self,
+        tokenizer: Any,
+        sentences: list[list[int]],
+        tokens: int,
+        count: int,
+        seed: int,
+        depths: tuple[float, float],
+        aware: bool = False,
+        /,
+    ) -> list[Case]:
+        """Return `count` cases of `tokens` tokens of context (`aware`: question included).
+
+        `sentences` are token ids, `depths` the lowest and the highest.
+
+        Raises:
+            ValueError: the tokens are too few for what is hidden in them.
+        """
 
 
 @dataclass(frozen=True)

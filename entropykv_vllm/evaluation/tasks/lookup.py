@@ -38,11 +38,12 @@ def build(
     count: int,
     seed: int,
     depths: tuple[float, float],
+    aware: bool = False,
 ) -> list[Case]:
     """Make cases; what the entries leave of a context is filled with prose at its front."""
     rng = random.Random(seed)
     return [
-        case(tokenizer, sentences, start, tokens, depth, rng)
+        case(tokenizer, sentences, start, tokens, aware, depth, rng)
         for start, depth in places(sentences, count, rng, depths)
     ]
 
@@ -52,6 +53,7 @@ def case(
     sentences: list[list[int]],
     start: int,
     tokens: int,
+    aware: bool,
     depth: float,
     rng: random.Random,
 ) -> Case:
@@ -62,7 +64,7 @@ def case(
     key, number, _ = found[min(int(depth * len(found)), len(found) - 1)]
     question = encode(tokenizer, f"\n\nWhat is the number of the {key}?")
     listed = [token for _, _, ids in found for token in ids]
-    context = hide(tokenizer, sentences, start, tokens - len(question), [(1.0, listed)])
+    context = hide(tokenizer, sentences, start, tokens - aware * len(question), [(1.0, listed)])
     return Case(context, question, encode(tokenizer, f"\nThe {key}:"), (number,), depth)
 
 

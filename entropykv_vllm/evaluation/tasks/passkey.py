@@ -37,10 +37,11 @@ def build(
     count: int,
     seed: int,
     depths: tuple[float, float],
+    aware: bool = False,
 ) -> list[Case]:
     """Make cases in filler instead of prose."""
     filler = [encode(tokenizer, sentence) for sentence in FILLER]
-    return in_prose(draft)(tokenizer, filler, tokens, count, seed, depths)
+    return in_prose(draft)(tokenizer, filler, tokens, count, seed, depths, aware)
 
 
 TASK = Task("passkey", "number", 12, build, first_number)

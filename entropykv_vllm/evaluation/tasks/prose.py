@@ -33,10 +33,11 @@ def in_prose(draft: Callable[[random.Random, float], Draft]) -> Build:
         count: int,
         seed: int,
         depths: tuple[float, float],
+        aware: bool = False,
     ) -> list[Case]:
         rng = random.Random(seed)
         return [
-            fit(tokenizer, sentences, start, tokens, draft(rng, depth))
+            fit(tokenizer, sentences, start, tokens, aware, draft(rng, depth))
             for start, depth in places(sentences, count, rng, depths)
         ]
 
@@ -52,11 +53,18 @@ def places(
     return list(zip(starts, prompts.spread(count, *depths), strict=True))
 
 
-def fit(tokenizer: Any, sentences: list[list[int]], start: int, tokens: int, draft: Draft) -> Case:
+def fit(
+    tokenizer: Any,
+    sentences: list[list[int]],
+    start: int,
+    tokens: int,
+    aware: bool,
+    draft: Draft,
+) -> Case:
     """Return the case of a draft in prose from sentence `start` on."""
     question = encode(tokenizer, draft.question)
     facts = [(depth, encode(tokenizer, text)) for depth, text in draft.facts]
-    context = hide(tokenizer, sentences, start, tokens - len(question), facts)
+    context = hide(tokenizer, sentences, start, tokens - aware * len(question), facts)
     primer = encode(tokenizer, draft.primer)
     return Case(context, question, primer, draft.answers, min(depth for depth, _ in facts))
 

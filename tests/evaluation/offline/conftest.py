@@ -42,19 +42,22 @@ def tiny(tmp_path_factory, kind, **more):
     return folder
 
 
-@pytest.fixture(scope="session", params=["llama", "gemma3_text"])
-def model(request, tmp_path_factory):
+def load(folder):
+    """The offline model of a folder without a tokenizer."""
     from entropykv_vllm.evaluation.offline import model as offline
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.AutoTokenizer.from_pretrained", lambda folder: Words())
+        return offline.Model(str(folder))
+
+
+@pytest.fixture(scope="session", params=["llama", "gemma3_text"])
+def model(request, tmp_path_factory):
     more = {}
     if request.param == "gemma3_text":
         kinds = ["sliding_attention", "full_attention"] * 2
         more = {"sliding_window": 24, "layer_types": kinds, "query_pre_attn_scalar": 16}
-    folder = tiny(tmp_path_factory, request.param, **more)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformers.AutoTokenizer.from_pretrained", lambda folder: Words())
-        made = offline.Model(str(folder))
-    return made
+    return load(tiny(tmp_path_factory, request.param, **more))
 
 
 @pytest.fixture
