@@ -10,6 +10,7 @@ sliding windows are other backends' matter (`serving.worker`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +29,8 @@ from vllm.v1.attention.backends.triton_attn import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from entropykv_vllm.attention.split import hot_starts, split
-from entropykv_vllm.kernels.gpu import attention
+from entropykv_vllm.kernels.gpu.attention import attention
+from entropykv_vllm.kernels.gpu.attention_decode import SPLITS, Workspace, new_workspace
 from entropykv_vllm.pages.spec import TierSpec
 
 _INSTEAD = "choose another model, or turn eviction off with --kv-eviction none"
@@ -53,6 +55,22 @@ class TierMetadata:
     cold: Tensor
     hot: Tensor
     bits: int
+    workspace: Workspace
+
+
+@lru_cache(maxsize=1)
+def workspace(requests: int, heads: int, size: int, device: torch.device) -> Workspace:
+    """What decoding needs beside the pages; one for all layers, which run one after another.
+
+    The more requests a server may decode at once, the fewer splits of each: there are programs
+    enough then.
+    """
+    room = ROOM // (4 * requests * heads * (size + 2))
+    return new_workspace(requests, heads, size, device, max(1, min(SPLITS, room)))
+
+
+#: Bytes of it, at most but for the least.
+ROOM = 64 << 20
 
 
 class TierBuilder:
@@ -70,6 +88,9 @@ class TierBuilder:
         self.hot_starts = hot_starts(self.plan, longest, device)
         self.most_requests = vllm_config.scheduler_config.max_num_seqs
         self.kept: tuple[Tensor, Tensor, Tensor] | None = None
+        if self.plan.bits < 16:
+            sizes = self.most_requests, self.num_heads_q, kv_cache_spec.head_size
+            self.workspace = workspace(*sizes, device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config, kv_cache_spec) -> AttentionCGSupport:
@@ -98,6 +119,7 @@ class TierBuilder:
             cold,
             hot,
             self.plan.bits,
+            self.workspace,
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Any:
@@ -159,8 +181,9 @@ class TierImpl:
             step.bits,
             self.scale,
             self.logits_soft_cap,
-            self.sinks,
-            max_query=step.max_query_len,
+            None if self.sinks is None else self.sinks.float(),
+            longest=step.max_query_len,
+            workspace=step.workspace,
         )
         return output
 

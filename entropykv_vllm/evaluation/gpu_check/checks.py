@@ -12,8 +12,9 @@ from torch import Tensor
 
 from entropykv_vllm.evaluation.gpu_check.clock import graphed
 from entropykv_vllm.evaluation.gpu_check.pools import Requests, Shape, random_requests
-from entropykv_vllm.kernels import gpu, reference
+from entropykv_vllm.kernels import reference
 from entropykv_vllm.kernels.formats import cold_capacity, page_bytes, write_cold
+from entropykv_vllm.kernels.gpu.attention import attention
 from entropykv_vllm.kernels.scores import SCORES
 
 #: What is left after rounding to 16 bits, as a part of the largest value there is.
@@ -70,7 +71,7 @@ def attend(requests: Requests) -> Tensor:
     """What our kernels make of some requests."""
     output = torch.full_like(requests.query, torch.nan)
     most = requests.most_queries
-    gpu.attention(requests.query, requests.cache, output, *requests.arguments, max_query=most)
+    attention(requests.query, requests.cache, output, *requests.arguments, longest=most)
     return output
 
 
@@ -195,7 +196,7 @@ def _replay(shape: Shape, device: str) -> float:
     output = torch.empty_like(there.query)
 
     def call() -> None:
-        gpu.attention(there.query, there.cache, output, *there.arguments, max_query=1)
+        attention(there.query, there.cache, output, *there.arguments, longest=1)
 
     replay = graphed(call, device)
     for name in ("query", "cold", "hot"):

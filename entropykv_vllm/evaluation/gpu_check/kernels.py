@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from entropykv_vllm.kernels import gpu
+from entropykv_vllm.kernels import cuda
+from entropykv_vllm.kernels.gpu import collapse, write
 
 
-def found(device: str) -> dict[str, Any]:
-    """name -> a module with `write`, `collapse` and `drop`."""
-    kinds: dict[str, Any] = {"triton": gpu}
-    if device.startswith("cuda") and (cuda := _cuda()):
-        kinds["cuda"] = cuda
+@dataclass(frozen=True)
+class Kernels:
+    """The ops that there are in both languages; see `kernels.gpu` for their arguments."""
+
+    write: Callable[..., None]
+    collapse: Callable[..., None]
+    drop: Callable[..., None]
+
+
+def found(device: str) -> dict[str, Kernels]:
+    """name -> kernels that run on a device."""
+    kinds = {"triton": Kernels(write.write, collapse.collapse, collapse.drop)}
+    if device.startswith("cuda") and cuda.load():
+        kinds["cuda"] = Kernels(cuda.write, cuda.collapse, cuda.drop)
     return kinds
-
-
-def _cuda() -> ModuleType | None:
-    from entropykv_vllm.kernels import cuda
-
-    return cuda if cuda.load() else None

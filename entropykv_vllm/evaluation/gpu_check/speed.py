@@ -12,8 +12,8 @@ from torch import Tensor
 
 from entropykv_vllm.evaluation.gpu_check.clock import Call, graphed, seconds
 from entropykv_vllm.evaluation.gpu_check.pools import Requests, Shape, bytes_read, full_requests
-from entropykv_vllm.kernels import gpu
 from entropykv_vllm.kernels.formats import page_bytes
+from entropykv_vllm.kernels.gpu.attention import attention
 
 #: Tokens that are hot at the least, in every request.
 WINDOW = 256
@@ -62,7 +62,7 @@ def _ours(held: Requests) -> Call:
     output, most = torch.empty_like(held.query), held.most_queries
 
     def call() -> None:
-        gpu.attention(held.query, held.cache, output, *held.arguments, max_query=most)
+        attention(held.query, held.cache, output, *held.arguments, longest=most)
 
     return call
 
