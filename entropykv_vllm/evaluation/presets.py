@@ -5,15 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# name of a preset -> the policy that it is made for, from much memory to little
-PRESETS = {
-    "quality": "entropykv",
-    "balanced": "entropykv",
-    "long-context": "entropykv",
-    "extreme": "entropykv",
-    "max": "entropykv",
-    "streaming": "sink",
-}
+from entropykv_vllm.config.presets import PRESETS as PRESETS
 
 
 def chosen(names: str) -> dict[str, tuple[str, dict[str, Any]]]:

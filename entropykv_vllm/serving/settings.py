@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from entropykv_vllm.config.settings import CONFIG_KEY, EvictionConfig
-from entropykv_vllm.kernels.scores import OBSERVED
 
 #: By vLLM's platform.
 WORKERS = {
@@ -31,6 +30,8 @@ def page_size(config: EvictionConfig) -> int:
 
 def engine_settings(config: EvictionConfig) -> dict[str, Any]:
     """vLLM engine arguments that turn eviction on, all but the page size."""
+    from entropykv_vllm.kernels.scores import OBSERVED  # torch: `entropykv plan` does without
+
     return {
         **({"enable_prefix_caching": False} if config.policy in OBSERVED else {}),
         "additional_config": {CONFIG_KEY: config.model_dump(mode="json", exclude_none=True)},
