@@ -66,6 +66,11 @@ def test_the_wheel_holds_the_texts_of_the_evaluation(wheel: zipfile.ZipFile) -> 
     assert {str(path.relative_to(REPOSITORY)) for path in texts} <= set(wheel.namelist())
 
 
+def test_the_wheel_holds_the_numbers_of_the_known_models(wheel: zipfile.ZipFile) -> None:
+    name = "entropykv_vllm/plan/known_models.json"
+    assert wheel.read(name) == (REPOSITORY / name).read_bytes()
+
+
 def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     info = f"entropykv_vllm-{__version__}.dist-info"
     text = wheel.read(f"{info}/METADATA").decode()

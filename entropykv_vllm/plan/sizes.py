@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lengths and amounts of memory, as people write them and as they are printed."""
+
+from __future__ import annotations
+
+import re
+
+#: Cards are sold in units of 1,000; `GiB` is for who reads the driver.
+_BYTES = {"": 10**9, "g": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
+_TOKENS = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+
+def parse_tokens(text: str) -> int:
+    """A length such as `8192`, `32k` or `1M`; k is 1,024.
+
+    Raises:
+        ValueError: if it is not one, in words.
+    """
+    return _parse(text, _TOKENS, "a number of tokens such as 8192 or 32k")
+
+
+def parse_bytes(text: str) -> int:
+    """An amount of memory such as `8GB`, `24GiB`, `700MB` or `8`, which is in GB.
+
+    Raises:
+        ValueError: if it is not one, in words.
+    """
+    return _parse(text, _BYTES, "an amount of memory such as 8GB or 7.6GiB")
+
+
+def _parse(text: str, units: dict[str, int], wanted: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:[,_]\d{3})*(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not found or found[2] not in units:
+        raise ValueError(f"'{text}' is not {wanted}")
+    value = int(float(re.sub(r"[,_]", "", found[1])) * units[found[2]])
+    if value < 1:
+        raise ValueError(f"'{text}' is not {wanted}: it must be more than nothing")
+    return value
+
+
+def show_bytes(value: float) -> str:
+    """In the unit that suits, with three digits: 5.57 GB, 37.8 MB."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if abs(value) >= size:
+            return f"{_digits(value / size)} {unit}"
+    return f"{value:.0f} B"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
