@@ -24,6 +24,10 @@ GEMMA = {
     "torch_dtype": "float32",
 }
 
+SETTINGS = {"bits": 16, "keep": 0.5, "window": 64, "segment": 128, "interval": 128}
+MAX_LEN = 4096
+POOL = 1 << 26
+
 
 def main(folder: str) -> None:
     from vllm import LLM, SamplingParams
@@ -31,15 +35,15 @@ def main(folder: str) -> None:
     from entropykv_vllm import engine_args
 
     (Path(folder) / "config.json").write_text(json.dumps(GEMMA))
-    settings = engine_args("entropykv", bits=16, keep=0.5, window=64, segment=128, interval=128)
+    settings = engine_args("entropykv", **SETTINGS)
     llm = LLM(
         folder,
         dtype="float32",
         skip_tokenizer_init=True,
         load_format="dummy",
-        max_model_len=4096,
+        max_model_len=MAX_LEN,
         enforce_eager=True,
-        kv_cache_memory_bytes=1 << 26,
+        kv_cache_memory_bytes=POOL,
         **settings,
     )
     rng = random.Random(1)
@@ -54,9 +58,13 @@ def main(folder: str) -> None:
     scheduler.reset_prefix_cache()
     alone = [answer([ids])[0] for ids in prompts]
     groups = scheduler.kv_cache_config.kv_cache_groups
+    config = llm.llm_engine.vllm_config
     report = {
         "groups": [[type(g.kv_cache_spec).__name__, g.layer_names] for g in groups],
         "hits": [output.num_cached_tokens for output in again],
+        "pages": config.cache_config.num_gpu_blocks,
+        "concurrency": config.cache_config.kv_cache_max_concurrency,
+        "in_flight": config.max_in_flight_tokens,
         **{
             name: [list(output.outputs[0].token_ids) for output in outputs]
             for name, outputs in (("first", first), ("again", again), ("alone", alone))
