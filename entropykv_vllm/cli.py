@@ -15,7 +15,7 @@ from entropykv_vllm.version import __version__
 
 # Commands with a parser of their own: name -> (module with the `main(argv)`, what it does).
 ELSEWHERE = {
-    "plan": ("entropykv_vllm.plan.show", "show what settings keep: tiers, windows, pages"),
+    "plan": ("entropykv_vllm.plan.show", "say what fits in a card, and what settings keep"),
     "calibrate": (
         "entropykv_vllm.evaluation.calibrate",
         "find the layers of a model that must keep more, and write a profile",
