@@ -69,11 +69,15 @@ def _check_card(shape: ModelShape, question: Question, card: int) -> None:
     if question.weights + overhead < share:
         return
     four = weight_bytes(shape, "int4")
-    cure = f", --weights int4 ({show_bytes(four)})" if four + overhead < share else ""
+    cures = ["a smaller model"]
+    if question.weights + FIXED < share and question.serving.overhead is None:
+        cures = ["fewer --max-num-seqs or --max-num-batched-tokens"]
+    if four < question.weights and four + overhead < share:
+        cures = [f"--weights int4 ({show_bytes(four)})", *cures]
     raise ValueError(
         f"the weights take {show_bytes(question.weights)} ({question.stored}), activations and "
         f"CUDA about {show_bytes(overhead)}, and vLLM has {show_bytes(share)} of a card of "
-        f"{show_bytes(card)}: take a larger card{cure} or a smaller model"
+        f"{show_bytes(card)}: take {', '.join(['a larger card', *cures[:-1]])} or {cures[-1]}"
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from entropykv_vllm.plan.memory import LONGEST
-from entropykv_vllm.plan.sizes import show_bytes
+from entropykv_vllm.plan.sizes import show_bytes, show_count
 from entropykv_vllm.plan.tier_table import columns
 
 
@@ -20,18 +20,17 @@ def memory_text(report: dict[str, Any]) -> str:
 
 def _model(report: dict[str, Any]) -> str:
     full, layers = report["full_attention_layers"], report["layers"]
-    count = report["parameters"]
-    size = f"{count / 1e9:,.3g} billion" if count >= 10**9 else f"{count / 1e6:,.3g} million"
     heads = f"{report['kv_heads']} KV head{'s' * (report['kv_heads'] > 1)}"
     sliding = f", {layers - full} of them with a sliding window" if full < layers else ""
     return (
-        f"{report['model']}: {size} parameters, {show_bytes(report['weight_bytes'])} "
-        f"({report['weights']}); {layers} layers of {heads} of {report['head_size']}{sliding}."
+        f"{report['model']}: {show_count(report['parameters'])} parameters, "
+        f"{show_bytes(report['weight_bytes'])} ({report['weights']}); {layers} layers of {heads} "
+        f"of {report['head_size']}{sliding}."
     )
 
 
 def _request(report: dict[str, Any]) -> str:
-    rows = [["cache", "pages", "of", "while answering", "at the peak", "times smaller"]]
+    rows = [["cache", "pages", "each", "while answering", "at the peak", "times smaller"]]
     rows += [
         [
             cache["cache"],

@@ -46,5 +46,11 @@ def show_bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def show_count(value: int) -> str:
+    """In billions or millions, with three digits: 7.62 billion."""
+    billions = value / 1e9
+    return f"{_digits(billions)} billion" if billions >= 0.9 else f"{_digits(value / 1e6)} million"
+
+
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -15,7 +15,7 @@ from entropykv_vllm.plan.cards import (
 )
 from entropykv_vllm.plan.model_config import known_models
 from entropykv_vllm.plan.model_shape import ModelShape, read_shape
-from entropykv_vllm.plan.sizes import parse_bytes, parse_tokens, show_bytes
+from entropykv_vllm.plan.sizes import parse_bytes, parse_tokens, show_bytes, show_count
 
 GIB = 1 << 30
 
@@ -92,3 +92,11 @@ def test_what_is_neither_is_refused(text):
 )
 def test_amounts_of_memory_are_shown_with_three_digits(size, text):
     assert show_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(7_615_616_512, "7.62 billion"), (999_885_952, "1 billion"), (134_515_008, "135 million")],
+)
+def test_counts_are_shown_with_three_digits(count, text):
+    assert show_count(count) == text

@@ -233,6 +233,7 @@ def test_an_unknown_type_says_how_it_was_counted(plan, tmp_path):
     [
         ([*QWEN, "--context", "64k"], "reads at most 32,768 tokens, and --context asks for 65,536"),
         ([*QWEN, "--gpu", "8GB"], "a card of 8 GB: take a larger card, --weights int4 (5.57 GB)"),
+        ([*SMALL_CARD, "--max-num-seqs", "256"], "take a larger card or fewer --max-num-seqs or"),
         ([*QWEN, "--gpu", "4"], "a card of 4 GB: take a larger card or a smaller model"),
         (["--model", "no/such"], "'no/such' is not on this disk"),
         (["--gpu", "8GB"], "--gpu needs a model: name one with --model, or give its numbers"),
