@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -30,6 +32,9 @@ from entropykv_vllm.serving.tables import tables_of
 
 logger = init_logger("vllm.entropykv")
 
+#: By the names of layers.
+Specs = dict[str, KVCacheSpec]
+
 
 @dataclass(frozen=True)
 class TierLayers:
@@ -50,9 +55,15 @@ class EvictionWorkerMixin:
         backends.register(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
 
-    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+    def init_device(self) -> None:
+        """vLLM's; the model runner it makes is asked for specs, here and to profile CUDA graphs."""
+        super().init_device()
+        runner = self.model_runner
+        runner.get_kv_cache_spec = partial(self._with_tiers, runner.get_kv_cache_spec)
+
+    def _with_tiers(self, get_specs: Callable[[], Specs]) -> Specs:
         """vLLM's specs, with each full-attention layer's turned into its tier's."""
-        specs = super().get_kv_cache_spec()
+        specs = get_specs()
         checks.check_layers(self.vllm_config, specs)
         full = checks.full_attention_layers(self.vllm_config, specs)
         heads = checks.layer_heads(self.vllm_config, specs)
