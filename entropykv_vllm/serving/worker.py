@@ -96,13 +96,7 @@ class EvictionWorkerMixin:
 
     def _report_kernels(self) -> None:
         caches = [cache for tier in self._tier_layers.values() for cache in tier.caches]
-        storages = {cache.untyped_storage().data_ptr(): cache for cache in caches}
-        huge = [hugepages.advise(cache) for cache in storages.values()]
-        logger.info(
-            "EntropyKV kernels: %s; huge pages for the KV cache: %s",
-            ops.description(),
-            "yes" if all(huge) else "no, the system gave none",
-        )
+        logger.info("EntropyKV kernels: %s%s", ops.description(), _huge_pages(caches))
         tables = [m for tier in self._tier_layers.values() for m in tier.masses if m is not None]
         if tables:
             logger.info(
@@ -167,6 +161,15 @@ class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
 
 class EvictionGPUWorker(EvictionWorkerMixin, Worker):
     """vLLM's GPU worker, with eviction."""
+
+
+def _huge_pages(caches: list[torch.Tensor]) -> str:
+    """Ask for huge pages under caches in the system's memory; what a log line says of it."""
+    storages = {cache.untyped_storage().data_ptr(): cache for cache in caches if cache.is_cpu}
+    if not storages:
+        return ""
+    given = [hugepages.advise(cache) for cache in storages.values()]
+    return f"; huge pages for the KV cache: {'yes' if all(given) else 'no, the system gave none'}"
 
 
 def _shape(move: PageMove) -> tuple[int, str, int, int]:
