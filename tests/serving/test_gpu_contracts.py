@@ -311,6 +311,7 @@ def test_builders_take_tables_and_lengths_from_the_steps_description(module):
     build = text(module, f"{name}MetadataBuilder.build")
     for part in ("seq_lens = common_attn_metadata.seq_lens", ".block_table_tensor"):
         assert part in build, f"{VERSION} builds the metadata of {name} without {part}"
+    says(module, f"{name}MetadataBuilder.__init__", "self.num_heads_q = ")
     impl = text(module, f"{name}Impl.__init__")
     for part in ("self.alibi_slopes = ", "self.logits_soft_cap = ", "self.sinks = "):
         assert part in impl, f"{VERSION} has no {part} of {name}"
