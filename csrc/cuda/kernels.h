@@ -7,7 +7,11 @@
 
 namespace entropykv::cuda {
 
-constexpr int kMaxLayers = 128; // of one launch: their addresses are kernel parameters
+#ifndef EKV_MAX_LAYERS
+#define EKV_MAX_LAYERS 128
+#endif
+
+constexpr int kMaxLayers = EKV_MAX_LAYERS; // of a launch: their addresses are kernel parameters
 constexpr int kMaxHead = 256;
 constexpr int kThreads = 256; // of every block
 

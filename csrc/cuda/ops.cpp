@@ -39,7 +39,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // Memory for in between that one launch may take; more moves go one part after the other.
-constexpr int64_t kMostBytes = int64_t{64} << 20;
+#ifndef EKV_MOST_BYTES
+#define EKV_MOST_BYTES (int64_t{64} << 20)
+#endif
 
 // The device of the tensors for as long as this lives, and its stream.
 #ifdef EKV_EMULATED
@@ -309,7 +311,7 @@ struct Call {
     const Device device(caches[0]);
     const int all = int(caches.size()), layers = std::min(all, kMaxLayers);
     const int64_t of_move = std::max<int64_t>(layers * moves.pages.heads * row_bytes(), 1);
-    const int most = int(std::clamp<int64_t>(kMostBytes / of_move, 1, moves.moves));
+    const int most = int(std::clamp<int64_t>(EKV_MOST_BYTES / of_move, 1, moves.moves));
     const Tensor memory = torch::stable::new_empty(caches[0], {most * of_move}, ScalarType::Byte);
 #ifdef EKV_EMULATED
     std::fill_n(static_cast<uint8_t*>(memory.mutable_data_ptr()), most * of_move, 0xFF);

@@ -34,9 +34,6 @@ struct Place {
   Index thread, block;
 };
 
-// Of the next launches.
-void set_seed(uint64_t seed);
-
 // Runs all threads of a kernel. Raises std::runtime_error where they hang, leave a barrier that
 // others wait at, write beyond their shared memory, or load vectors from odd addresses.
 void launch(int64_t blocks, int threads, size_t shared, const std::function<void()>& kernel);
@@ -64,6 +61,9 @@ inline unsigned lane() {
 }
 
 } // namespace emulation
+
+// Of the next launches.
+extern "C" void emulation_seed(uint64_t seed);
 
 #define threadIdx emulation::place().thread
 #define blockIdx emulation::place().block

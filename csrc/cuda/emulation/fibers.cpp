@@ -119,10 +119,6 @@ void check_fences(size_t shared) {
 
 } // namespace
 
-void set_seed(uint64_t seed) {
-  machine.random.seed(seed);
-}
-
 void launch(int64_t blocks, int threads, size_t shared, const std::function<void()>& kernel) {
   machine.kernel = &kernel;
   machine.error.clear();
@@ -172,3 +168,7 @@ const uint64_t* exchange(uint64_t x) {
 }
 
 } // namespace emulation
+
+extern "C" void emulation_seed(uint64_t seed) {
+  emulation::machine.random.seed(seed);
+}
