@@ -7,6 +7,8 @@ The rest is in pyproject.toml. In a wheel the data lie in the package's folder, 
 
 import os
 import platform
+import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.modified import newer_group
 
 DATA = {
     "configs": ("*.yaml", "*.json"),
@@ -35,6 +38,11 @@ ISA_FLAGS = {
 }
 OTHER_SOURCES = ["csrc/cpu/dispatch.cpp", "csrc/ops.cpp"]
 
+CUDA_SOURCES = [f"csrc/cuda/{name}.cu" for name in ("gather", "scores", "select", "pages")]
+#: Compute capabilities; the last one also as PTX, for GPUs that are newer.
+CUDA_ARCHS = "75,80,86,89,90"
+NVCC_FLAGS = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+
 # The oldest torch, and the oldest Python, that a wheel runs with.
 STABLE_ABI = [("TORCH_TARGET_VERSION", "0x020a000000000000"), ("Py_LIMITED_API", "0x030b0000")]
 FLAGS = [
@@ -50,25 +58,75 @@ FLAGS = [
 FLAGS += ["-ffp-contract=fast", "-fno-math-errno"]
 
 
+def cuda_home() -> Path | None:
+    """The CUDA toolkit's folder: of CUDA_HOME, else of the nvcc on the PATH.
+
+    ENTROPYKV_CUDA=0 builds without it; 1 makes it an error that there is none.
+    """
+    wanted = os.environ.get("ENTROPYKV_CUDA", "")
+    if wanted == "0":
+        return None
+    for nvcc in _nvccs():
+        if (nvcc.parents[1] / "include/cuda_runtime.h").exists():
+            return nvcc.parents[1]
+    if wanted == "1":
+        raise SystemExit(
+            "ENTROPYKV_CUDA=1, but there is no CUDA toolkit: set CUDA_HOME to its folder"
+        )
+    return None
+
+
+def _nvccs() -> Iterator[Path]:
+    if home := os.environ.get("CUDA_HOME"):
+        yield Path(home) / "bin/nvcc"
+    if found := shutil.which("nvcc"):
+        yield Path(found).resolve()
+    yield Path("/usr/local/cuda/bin/nvcc").resolve()
+
+
+def cuda_archs() -> list[str]:
+    """nvcc's options for the GPUs of ENTROPYKV_CUDA_ARCHS, as "80,90"."""
+    archs = os.environ.get("ENTROPYKV_CUDA_ARCHS", CUDA_ARCHS).split(",")
+    options = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    return [*options, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+
+
 def kernels() -> list[Extension]:
-    """The extension module, for x86 and only where torch is there to build against."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return []
+    """The extension modules: for x86, and for GPUs where there is a toolkit."""
+    found = [cpu_kernels()] if platform.machine() in ("x86_64", "AMD64") else []
+    return [*found, cuda_kernels(home)] if (home := cuda_home()) else found
+
+
+def cpu_kernels() -> Extension:
+    """`entropykv_vllm._C`, the kernels of `csrc/cpu`."""
+    return extension("entropykv_vllm._C", [*ISA_FLAGS, *OTHER_SOURCES])
+
+
+def cuda_kernels(home: Path) -> Extension:
+    """`entropykv_vllm._C_cuda`, those of `csrc/cuda`; CUDA's library is linked in."""
+    made = extension("entropykv_vllm._C_cuda", [*CUDA_SOURCES, "csrc/cuda/ops.cpp"])
+    made.library_dirs.append(str(home / "lib64"))
+    made.libraries += ["cudart_static", "dl", "rt", "pthread"]
+    # What needs torch's CUDA part asks for it through libtorch, so that must stay linked.
+    made.extra_link_args = ["-Wl,--no-as-needed", "-Wl,--exclude-libs,ALL"]
+    return made
+
+
+def extension(name: str, sources: list[str]) -> Extension:
+    """A module that needs nothing of torch but its stable ABI."""
     import torch.utils.cpp_extension as torch_build
 
-    return [
-        Extension(
-            "entropykv_vllm._C",
-            [*ISA_FLAGS, *OTHER_SOURCES],
-            depends=[str(path) for path in Path("csrc").rglob("*.h")],
-            include_dirs=torch_build.include_paths(),
-            library_dirs=torch_build.library_paths(),
-            libraries=["torch", "torch_cpu", "c10"],
-            define_macros=STABLE_ABI,
-            language="c++",
-            py_limited_api=True,
-        )
-    ]
+    return Extension(
+        name,
+        sources,
+        depends=[str(path) for kind in ("*.h", "*.cuh") for path in Path("csrc").rglob(kind)],
+        include_dirs=torch_build.include_paths(),
+        library_dirs=torch_build.library_paths(),
+        libraries=["torch", "torch_cpu", "c10"],
+        define_macros=STABLE_ABI,
+        language="c++",
+        py_limited_api=True,
+    )
 
 
 class BuildKernels(build_ext):
@@ -85,6 +143,8 @@ class BuildKernels(build_ext):
         super().build_extension(ext)
 
     def _compile(self, ext: Extension, source: str) -> str:
+        if source.endswith(".cu"):
+            return self._compile_cuda(ext, source)
         flags = FLAGS + ISA_FLAGS.get(source, [])
         if source in ISA_FLAGS:
             # Nothing that a linker could merge with another instruction set's code.
@@ -98,6 +158,14 @@ class BuildKernels(build_ext):
             depends=ext.depends,
         )
         return made
+
+    def _compile_cuda(self, ext: Extension, source: str) -> str:
+        made = Path(self.build_temp, source).with_suffix(".o")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        if newer_group([source, *ext.depends], str(made)) or self.force:
+            nvcc = str(cuda_home() / "bin/nvcc")
+            self.spawn([nvcc, *NVCC_FLAGS, *cuda_archs(), "-c", source, "-o", str(made)])
+        return str(made)
 
 
 class BuildWithData(build_py):

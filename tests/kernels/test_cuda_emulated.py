@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from entropykv_vllm.kernels import cuda, formats, native, reference
-from entropykv_vllm.kernels.layout import read_pages
 from tests.kernels.paged import (
     DTYPES,
     GARBAGE,
@@ -291,7 +290,7 @@ def check_move(call, kept, layer, move):
 @examples(80)
 @given(calls())
 def test_collapse(library, call):
-    """The survivors, as their positions in a side table tell, are the best; and the bytes theirs."""
+    """What stays, as positions in a side table tell, is the best; and the bytes are its own."""
     caches, side = call.collapse(library, call.new_side(positions=True))
     heads, tokens = call.caches[0].shape[1], call.src.shape[1] * call.page_tokens
     capacity = formats.cold_capacity(call.caches[0], call.bits)
