@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from entropykv_vllm.kernels import reference
@@ -25,7 +25,9 @@ mixed = st.lists(
 
 
 def examples(count):
-    return settings(deadline=None, max_examples=count, suppress_health_check=list(HealthCheck))
+    phases = [Phase.explicit, Phase.generate]  # The interpreter is too slow to shrink in.
+    quiet = list(HealthCheck)
+    return settings(deadline=None, max_examples=count, suppress_health_check=quiet, phases=phases)
 
 
 def over_rows(*arguments):

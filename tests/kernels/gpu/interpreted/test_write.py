@@ -10,7 +10,7 @@ from entropykv_vllm.kernels.gpu.write import write
 from tests.kernels.paged import DTYPES, HEAD_SIZES, PAGES, new_cache, seeds, strided
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     heads=st.integers(1, 4),
     head_size=st.sampled_from(HEAD_SIZES),
@@ -30,7 +30,8 @@ def test_write(heads, head_size, page, dtype, new_dtype, tokens, shared, wide, s
     slots = torch.randperm(5 * page)[:tokens]
     slots[torch.rand(len(slots)) < 0.2] = -1
     # More rows than slots, as where vLLM pads a batch.
-    sides = torch.randn(2, len(slots) + 2, heads, head_size).to(new_dtype)
+    # Numbers that all types hold: the interpreter cuts what bfloat16 cannot, where GPUs round it.
+    sides = (torch.randint(-128, 128, (2, len(slots) + 2, heads, head_size)) / 16).to(new_dtype)
     keys, values = (strided(x, wide) for x in sides)
     reference.write(keys[:-2], values[:-2], expected, slots, "rows")
     write(keys, values, cache, slots)
