@@ -28,9 +28,12 @@ ELSEWHERE = {
         "entropykv_vllm.evaluation.report.command",
         "measure all that docs/quality.md says",
     ),
-    "needle": ("entropykv_vllm.evaluation.needle", "measure how facts survive in long contexts"),
+    "needle": (
+        "entropykv_vllm.evaluation.needle.command",
+        "measure how facts survive in long contexts",
+    ),
     "eval": (
-        "entropykv_vllm.evaluation.eval",
+        "entropykv_vllm.evaluation.eval.command",
         "measure what policies and bits cost on your model and your text",
     ),
     "generation": (
@@ -50,12 +53,12 @@ ELSEWHERE = {
         "measure how many requests fit into the same memory",
     ),
     "bench-kernels": (
-        "entropykv_vllm.evaluation.kernel_bench",
+        "entropykv_vllm.evaluation.bench_kernels.command",
         "measure our kernels against vLLM's, on CPUs",
     ),
     "memory": ("entropykv_vllm.evaluation.memory", "measure the KV memory that a request takes"),
     "attention-cost": (
-        "entropykv_vllm.evaluation.attention_cost",
+        "entropykv_vllm.evaluation.attention_cost.command",
         "measure what scores that read attention cost in memory and time",
     ),
     "bench-decode": (

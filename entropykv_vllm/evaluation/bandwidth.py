@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from entropykv_vllm.evaluation.kernel_pools import huge_share, memory
+from entropykv_vllm.evaluation.bench_kernels.pools import huge_share, memory
 from entropykv_vllm.evaluation.timing import interleaved, summary
 
 

@@ -43,7 +43,7 @@ def about(shapes: list[str]) -> dict[str, Any]:
     import torch
     import vllm
 
-    from entropykv_vllm.evaluation.kernel_shapes import VLLM_PAGES, Shape
+    from entropykv_vllm.evaluation.bench_kernels.shapes import VLLM_PAGES, Shape
     from entropykv_vllm.kernels import native
 
     sizes = {Shape.parse(shape).size for shape in shapes}

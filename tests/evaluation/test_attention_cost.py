@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from entropykv_vllm.evaluation import attention_cost, attention_cost_cell, resident
+from entropykv_vllm.evaluation import resident
+from entropykv_vllm.evaluation.attention_cost import cell, command
 
 SHAPE = {"shape": [4, 2, 16]}
 
@@ -30,21 +31,21 @@ def naive_masses(query, keys):
 def test_the_matrix_sums_to_masses():
     query, keys, _ = layer(40)
     expected = naive_masses(query, keys)
-    torch.testing.assert_close(attention_cost_cell.matrix(query, keys), expected)
+    torch.testing.assert_close(cell.matrix(query, keys), expected)
 
 
 def test_the_side_table_holds_the_same_masses():
     query, keys, values = layer(1024)
-    cache = attention_cost_cell.pages_of(keys, values)
-    mass = attention_cost_cell.side_table(query, cache).transpose(0, 1).flatten(1)
-    torch.testing.assert_close(mass, attention_cost_cell.matrix(query, keys), atol=1e-4, rtol=1e-4)
+    cache = cell.pages_of(keys, values)
+    mass = cell.side_table(query, cache).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(mass, cell.matrix(query, keys), atol=1e-4, rtol=1e-4)
 
 
 def test_the_attention_free_way_needs_nothing_but_the_pages():
     _, keys, values = layer(1024)
-    cache = attention_cost_cell.pages_of(keys, values)
+    cache = cell.pages_of(keys, values)
     before = cache.clone()
-    attention_cost_cell.attention_free(cache)
+    cell.attention_free(cache)
     changed = (cache != before).flatten(1).any(1)
     assert changed.view(2, -1)[:, :8].all()  # the better half of each segment of 512
     assert not changed.view(2, -1)[:, 8:].any()
@@ -66,14 +67,14 @@ def test_memory_that_was_freed_before_counts_as_new():
 
 def test_a_matrix_passes_a_limit_at_the_first_length_that_is_larger():
     for heads, limit in ((9, 8e9), (32, 24e9), (1, 400)):
-        tokens = attention_cost.passes(heads, limit)
-        assert attention_cost.matrix_bytes(heads, tokens) > limit
-        assert attention_cost.matrix_bytes(heads, tokens - 1) <= limit
+        tokens = command.passes(heads, limit)
+        assert command.matrix_bytes(heads, tokens) > limit
+        assert command.matrix_bytes(heads, tokens - 1) <= limit
 
 
 def test_lengths_double_up_to_the_longest():
-    assert attention_cost.lengths(8192) == [1024, 2048, 4096, 8192]
-    assert attention_cost.lengths(5000) == [1024, 2048, 4096]
+    assert command.lengths(8192) == [1024, 2048, 4096, 8192]
+    assert command.lengths(5000) == [1024, 2048, 4096]
 
 
 def test_matrices_that_do_not_fit_are_computed_only(tmp_path, monkeypatch, capsys):
@@ -84,10 +85,10 @@ def test_matrices_that_do_not_fit_are_computed_only(tmp_path, monkeypatch, capsy
         ran.append((spec["way"], spec["tokens"]))
         return {"bytes": 3e6, "processor seconds": {"median": 0.5}, "threads": 1}
 
-    monkeypatch.setattr(attention_cost.cells, "run", run)
+    monkeypatch.setattr(command.cells, "run", run)
     # 2 * 4 heads * 1024 ** 2 * 4 bytes and a mask are 35 MB, and 138 MB at twice the length.
     words = ["--query-heads", "4", "--kv-heads", "2", "--longest", "2048", "--memory", "0.1"]
-    assert attention_cost.main([*words, "--out", str(tmp_path)]) == 0
+    assert command.main([*words, "--out", str(tmp_path)]) == 0
     assert [way for way, tokens in ran if tokens == 2048] == ["table", "free"]
     assert ("matrix", 1024) in ran
     output = capsys.readouterr().out
@@ -99,9 +100,9 @@ def test_matrices_that_do_not_fit_are_computed_only(tmp_path, monkeypatch, capsy
     assert report["rows"][1]["table"] == 2 * 2048 * 4
 
 
-@pytest.mark.parametrize("way", attention_cost.WAYS)
+@pytest.mark.parametrize("way", command.WAYS)
 def test_a_cell_measures_its_way(way):
-    found = attention_cost_cell.measure({"way": way, "tokens": 1024, **SHAPE})
+    found = cell.measure({"way": way, "tokens": 1024, **SHAPE})
     assert found["seconds"]["median"] > 0
     assert found["processor seconds"]["median"] > 0
     if way == "matrix":  # logits and weights of 16 MB each

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from entropykv_vllm.evaluation import (
-    corpus,
-    eval_engine,
-    eval_grid,
-    eval_jobs,
-    eval_offline,
-    eval_plot,
-    eval_rows,
-    eval_run,
-    eval_score,
-    eval_texts,
+from entropykv_vllm.evaluation import corpus
+from entropykv_vllm.evaluation.eval import (
+    command,
+    engine,
+    grid,
+    jobs,
+    offline,
+    plot,
+    rows,
+    run,
+    score,
+    texts,
 )
-from entropykv_vllm.evaluation import eval as command
 from entropykv_vllm.evaluation.offline import answers as simulator
 from entropykv_vllm.evaluation.offline import divergence as comparison
 from entropykv_vllm.evaluation.tasks import TASKS, Case
@@ -72,7 +72,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(simulator, "answer", answer)
     monkeypatch.setattr(comparison, "measure", measure)
-    monkeypatch.setattr(eval_offline, "_model", lambda name: name)
+    monkeypatch.setattr(offline, "_model", lambda name: name)
     return seen
 
 
@@ -116,7 +116,7 @@ def test_a_setting_that_is_new_is_the_only_one_to_run(model, calls, tmp_path):
 def test_the_table_its_numbers_and_the_cells_are_written(model, calls, tmp_path):
     command.main(words(model, tmp_path, "--kl", "--question", "before"))
     assert calls[0] == ("answer", CELLS, 4, True)
-    assert calls[-1] == ("measure", CELLS, eval_texts.TEXTS, 1024 + eval_texts.STEPS)
+    assert calls[-1] == ("measure", CELLS, texts.TEXTS, 1024 + texts.STEPS)
     table = (tmp_path / "table.md").read_text()
     assert table.count("\n") == 2 + 2 * len(CELLS)
     assert "0.01 (0-0.02)" in table
@@ -172,7 +172,7 @@ def test_a_text_of_ones_own_is_used_and_must_be_long_enough(model, calls, tmp_pa
     assert command.main(words(model, tmp_path, "--text", str(path))) == 0
     (cell,) = (tmp_path / "cells").glob("needle-1024-full-*.json")
     spec = json.loads(cell.read_text())["spec"]
-    context = Letters().decode(eval_texts.cases(Letters(), spec)[0].context)
+    context = Letters().decode(texts.cases(Letters(), spec)[0].context)
     assert context.count("Long ") > 150
     assert " The secret number" in context
 
@@ -180,10 +180,10 @@ def test_a_text_of_ones_own_is_used_and_must_be_long_enough(model, calls, tmp_pa
 def test_another_text_of_the_same_name_is_another_cell(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("one")
-    first = eval_texts.describe(path)
+    first = texts.describe(path)
     path.write_text("two")
-    assert eval_texts.describe(path) != first
-    assert eval_texts.describe(None) is None
+    assert texts.describe(path) != first
+    assert texts.describe(None) is None
 
 
 def test_the_server_answers_with_its_own_cache(model, tmp_path, monkeypatch):
@@ -195,7 +195,7 @@ def test_the_server_answers_with_its_own_cache(model, tmp_path, monkeypatch):
             progress(len(prompts), len(prompts))
             return [Letters().decode(prompt)[-100:] for prompt in prompts]
 
-    monkeypatch.setattr("entropykv_vllm.evaluation.eval_endpoint.Endpoint", Endpoint)
+    monkeypatch.setattr("entropykv_vllm.evaluation.eval.endpoint.Endpoint", Endpoint)
     where = ["--backend", "http://somewhere/v1", "--tokenizer", model]
     assert command.main([*words("their-model", tmp_path), *where]) == 0
     assert (tmp_path / "table.md").read_text().splitlines()[0].split() == [
@@ -206,7 +206,7 @@ def test_the_server_answers_with_its_own_cache(model, tmp_path, monkeypatch):
 
 
 def test_what_keeps_everything_in_16_bits_is_the_full_cache_and_runs_once():
-    found = eval_grid.settings(["norm", "window"], [1.0, 0.5], [16, 4], "streaming", {}, 2048)
+    found = grid.settings(["norm", "window"], [1.0, 0.5], [16, 4], "streaming", {}, 2048)
     names = ["full", "norm-1-4", "norm-0.5-16", "norm-0.5-4", "window-0.5-16", "streaming"]
     assert [setting.name for setting in found] == names
     assert found[4].eviction["window"] == 256 + (2048 - 256) // 2
@@ -221,21 +221,21 @@ def engine_spec(model, task="needle", policy="norm", question="after"):
         **{"prompts": 4, "seed": 0, "depths": [0.0, 1.0], "question": question},
     )
     eviction = {} if policy == "none" else {"keep": 0.5, "bits": 4}
-    setting = eval_grid.Setting("cell", policy, policy, 0.5, 4, eviction)
-    return eval_jobs.spec(args, task, 1024, setting)
+    setting = grid.Setting("cell", policy, policy, 0.5, 4, eviction)
+    return jobs.spec(args, task, 1024, setting)
 
 
 def test_an_engine_that_is_to_see_the_question_collapses_right_after_it(model, tmp_path):
-    before = eval_engine.complete(engine_spec(model, question="before"), tmp_path)
+    before = engine.complete(engine_spec(model, question="before"), tmp_path)
     assert before["eviction"]["interval"] == 1024
-    after = eval_engine.complete(engine_spec(model), tmp_path)
+    after = engine.complete(engine_spec(model), tmp_path)
     assert "interval" not in after["eviction"]
     assert after["engine"]["max_model_len"] >= 1024 + TASKS["needle"].answer_tokens
 
 
 def test_the_yardstick_of_an_engine_is_stock_vllm_on_the_same_text(model, tmp_path):
     full, other = (
-        eval_engine.complete(engine_spec(model, eval_jobs.DIVERGENCE, policy), tmp_path)
+        engine.complete(engine_spec(model, jobs.DIVERGENCE, policy), tmp_path)
         for policy in ("none", "norm")
     )
     assert full["engine"]["kv_cache_dtype"] == "auto"
@@ -246,33 +246,33 @@ def test_the_yardstick_of_an_engine_is_stock_vllm_on_the_same_text(model, tmp_pa
 
 
 def test_a_full_cache_whose_distributions_are_gone_is_measured_again(model, tmp_path, monkeypatch):
-    spec = eval_engine.complete(engine_spec(model, eval_jobs.DIVERGENCE, "none"), tmp_path)
-    job = eval_jobs.job(tmp_path, spec)
+    spec = engine.complete(engine_spec(model, jobs.DIVERGENCE, "none"), tmp_path)
+    job = jobs.job(tmp_path, spec)
     job.finish({"kl": [0.0, 0.0, 0.0]})
     ran = []
     monkeypatch.setattr(
-        eval_engine.cells, "run", lambda module, spec, path, step: ran.append(path.exists())
+        engine.cells, "run", lambda module, spec, path, step: ran.append(path.exists())
     )
-    eval_engine.divergence(None, [job], lambda done, total: None)
+    engine.divergence(None, [job], lambda done, total: None)
     open(spec["yardstick"], "w").close()
     job.finish({"kl": [0.0, 0.0, 0.0]})
-    eval_engine.divergence(None, [job], lambda done, total: None)
+    engine.divergence(None, [job], lambda done, total: None)
     assert ran == [False, True]
 
 
 def test_an_engine_that_fails_is_reported_and_left_out(model, tmp_path, monkeypatch, capsys):
-    jobs = [
-        eval_jobs.job(tmp_path, eval_engine.complete(engine_spec(model, policy=policy), tmp_path))
+    failing, other = (
+        jobs.job(tmp_path, engine.complete(engine_spec(model, policy=policy), tmp_path))
         for policy in ("none", "norm")
-    ]
+    )
 
     def run(module, spec, path, step):
         if spec["policy"] == "none":
             raise RuntimeError("the engine is out of luck")
 
     steps = []
-    monkeypatch.setattr(eval_engine.cells, "run", run)
-    eval_engine.answers(None, jobs, lambda *step: steps.append(step))
+    monkeypatch.setattr(engine.cells, "run", run)
+    engine.answers(None, [failing, other], lambda *step: steps.append(step))
     assert "out of luck" in capsys.readouterr().err
     assert steps == [(4, 8), (8, 8)]
 
@@ -282,7 +282,7 @@ def case(*answers):
 
 
 def test_the_interval_is_wilsons_unless_an_answer_is_half_right():
-    found = eval_score.summary(TASKS["needle"], [case("7264391")] * 2, [" 7264391", " 7264390"])
+    found = score.summary(TASKS["needle"], [case("7264391")] * 2, [" 7264391", " 7264390"])
     assert found["accuracy"] == [
         0.5,
         pytest.approx(0.0945, abs=1e-3),
@@ -291,27 +291,27 @@ def test_the_interval_is_wilsons_unless_an_answer_is_half_right():
     assert found["digits"][0] == pytest.approx((1 + 6 / 7) / 2)
     assert found["form"][0] == 1
     assert [answer["grade"] for answer in found["answers"]] == [1, 0]
-    halves = eval_score.estimate([0.5, 0.5, 1.0])
+    halves = score.estimate([0.5, 0.5, 1.0])
     assert halves[0] == pytest.approx(2 / 3)
     assert halves[1:] == [0.5, 1.0]
 
 
 def test_several_numbers_have_their_digits_each_in_its_place():
     wanted = case("12345", "67890")
-    assert eval_score.digits(" 12345 and 67891", wanted) == pytest.approx((1 + 4 / 5) / 2)
-    assert eval_score.digits(" 12345.", wanted) == 0.5
-    assert eval_score.form(" 12345 and 6", wanted) == 0.5
+    assert score.digits(" 12345 and 67891", wanted) == pytest.approx((1 + 4 / 5) / 2)
+    assert score.digits(" 12345.", wanted) == 0.5
+    assert score.form(" 12345 and 6", wanted) == 0.5
 
 
 def test_words_have_no_digits():
-    found = eval_score.summary(TASKS["word"], [case("lemon")], [" lemon"])
+    found = score.summary(TASKS["word"], [case("lemon")], [" lemon"])
     assert set(found) == {"accuracy", "answers"}
 
 
 def test_the_front_has_what_no_other_beats():
     points = [(50, 90), (20, 70), (30, 60), (40, 90), (100, 100), (20, 65)]
-    assert eval_plot.front(points) == [(20, 70), (40, 90), (100, 100)]
-    assert eval_plot.front([]) == []
+    assert plot.front(points) == [(20, 70), (40, 90), (100, 100)]
+    assert plot.front([]) == []
 
 
 def result(task, policy, held, accuracy, tokens=1024):
@@ -331,15 +331,15 @@ def test_the_picture_is_drawn_of_what_was_held(tmp_path):
         for task in ("needle", "word", "copy")
         for policy, held in (("none", 1.0), ("norm", 0.5), ("norm", 0.3))
     ]
-    assert eval_plot.draw(results, path)
+    assert plot.draw(results, path)
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert not eval_plot.draw([result("needle", "server", None, 0.5)], path)
+    assert not plot.draw([result("needle", "server", None, 0.5)], path)
 
 
 def test_plain_text_has_rows_of_its_own_if_nothing_else_was_asked():
-    text = {**result(eval_jobs.DIVERGENCE, "norm", None, 0.0), "kl": [0.5, 0.4, 0.6]}
+    text = {**result(jobs.DIVERGENCE, "norm", None, 0.0), "kl": [0.5, 0.4, 0.6]}
     del text["accuracy"]
-    table = eval_rows.render([{**text, "perplexity": 20.0}])
+    table = rows.render([{**text, "perplexity": 20.0}])
     assert table.splitlines()[-1].split() == [
         *("|", "kl", "|", "1024", "|", "norm", "|", "0.5", "|", "16", "|"),
         *("0.500", "(0.400-0.600)", "|", "20.00", "|"),
@@ -349,8 +349,8 @@ def test_plain_text_has_rows_of_its_own_if_nothing_else_was_asked():
 def test_the_command_is_known_and_all_tasks_can_be_asked_for(model):
     from entropykv_vllm import cli
 
-    assert cli.ELSEWHERE["eval"][0] == "entropykv_vllm.evaluation.eval"
+    assert cli.ELSEWHERE["eval"][0] == "entropykv_vllm.evaluation.eval.command"
     args = command.parser().parse_args(["--tasks", "all", "--model", model])
-    command.eval_check.check(args)
+    command.check.check(args)
     assert args.tasks == list(TASKS)
-    assert len(eval_run.groups(args)) == len(TASKS)
+    assert len(run.groups(args)) == len(TASKS)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables, and the rows of the needle table."""
 
-from entropykv_vllm.evaluation import needle, needle_plot, table
+from entropykv_vllm.evaluation import table
+from entropykv_vllm.evaluation.needle import command as needle
+from entropykv_vllm.evaluation.needle import plot
 
 
 def test_a_table_is_aligned_markdown():
@@ -41,5 +43,5 @@ def test_rows_name_the_full_cache():
 
 
 def test_the_picture_is_drawn_where_matplotlib_is(tmp_path):
-    drawn = needle_plot.draw([result("none", 1.0), result("norm", 0.5)], tmp_path / "a.png")
+    drawn = plot.draw([result("none", 1.0), result("norm", 0.5)], tmp_path / "a.png")
     assert drawn == (tmp_path / "a.png").exists()

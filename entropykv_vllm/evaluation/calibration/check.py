@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from entropykv_vllm.evaluation import engines, eval_texts
+from entropykv_vllm.evaluation import engines
+from entropykv_vllm.evaluation.eval import texts
 
 #: Tokens of a question, its answer, and a little plain text.
 AFTER = 64
@@ -24,7 +25,7 @@ def check(args: argparse.Namespace) -> None:
     """
     try:
         engines.check_length(args.model, args.tokens, AFTER, "the question")
-        args.text = eval_texts.describe(args.text)
+        args.text = texts.describe(args.text)
     except (OSError, KeyError) as error:
         raise SystemExit(f"'{args.model}' is not a folder of a language model: {error!r}") from None
     except ValueError as error:
@@ -47,7 +48,7 @@ def sentences(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
     Raises:
         ValueError: if it is too short.
     """
-    book = eval_texts.sentences(tokenizer, args.text)
+    book = texts.sentences(tokenizer, args.text)
     there = sum(map(len, book))
     if there < args.tokens:
         raise ValueError(f"the text has {there} tokens, and {args.tokens} are needed")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation.eval_jobs import DIVERGENCE
+from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE
 from entropykv_vllm.evaluation.pareto import front
 
 Results = Sequence[Mapping[str, Any]]

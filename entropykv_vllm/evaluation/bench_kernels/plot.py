@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation.kernel_rows import BITS, of_part, ratios
+from entropykv_vllm.evaluation.bench_kernels.rows import BITS, of_part, ratios
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> bool:

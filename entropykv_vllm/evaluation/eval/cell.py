@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of an evaluation through the engine: one setting. Run by `eval_engine`."""
+"""One cell of an evaluation through the engine: one setting. Run by `engine`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import tempfile
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, drive, engines, eval_score, eval_texts
-from entropykv_vllm.evaluation.eval_jobs import DIVERGENCE
-from entropykv_vllm.evaluation.needle_cell import held
+from entropykv_vllm.evaluation import cells, drive, engines
+from entropykv_vllm.evaluation.eval import score, texts
+from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE
+from entropykv_vllm.evaluation.needle.cell import held
 from entropykv_vllm.evaluation.tasks import TASKS
 
 
@@ -17,7 +18,7 @@ def answers(tokenizer: Any, spec: dict[str, Any]) -> dict[str, Any]:
     """Answer all prompts, the first one alone to see what a request holds."""
     from vllm import SamplingParams
 
-    task, cases = TASKS[spec["task"]], eval_texts.cases(tokenizer, spec)
+    task, cases = TASKS[spec["task"]], texts.cases(tokenizer, spec)
     ids = [case.context + case.question + case.primer for case in cases]
     params = SamplingParams(temperature=0, max_tokens=task.answer_tokens)
     llm = engines.make(spec)
@@ -25,10 +26,10 @@ def answers(tokenizer: Any, spec: dict[str, Any]) -> dict[str, Any]:
     rest, _ = drive.run(
         llm, ids[1:], params, "rest", lambda count: cells.report(1 + count, len(ids))
     )
-    texts = [out.outputs[0].text for out in first + rest]
+    found = [out.outputs[0].text for out in first + rest]
     sizes = {**spec["engine"], "kv_cache_dtype": _dtype(spec)}
     return {
-        **eval_score.summary(task, cases, texts),
+        **score.summary(task, cases, found),
         **held(llm, samples, {**spec, "engine": sizes}),
     }
 
@@ -44,17 +45,17 @@ def divergence(tokenizer: Any, spec: dict[str, Any]) -> dict[str, Any]:
 
     from entropykv_vllm.evaluation import divergence, quality_cell, recorder
 
-    texts = eval_texts.texts(tokenizer, spec)
+    made = texts.texts(tokenizer, spec)
     with tempfile.TemporaryDirectory() as folder:
-        quality_cell.decode(engines.make(spec), texts, spec, folder)
-        rows = [recorder.read(folder, i, spec["steps"]) for i in range(len(texts))]
+        quality_cell.decode(engines.make(spec), made, spec, folder)
+        rows = [recorder.read(folder, i, spec["steps"]) for i in range(len(made))]
     if spec["policy"] == "none":
         np.save(spec["yardstick"], torch.stack(rows).numpy())
     full = torch.from_numpy(np.load(spec["yardstick"]))
     found = [divergence.compare(a, b) for a, b in zip(full, rows, strict=True)]
     surprise = [
         -float(row[step, token])
-        for row, ids in zip(rows, texts, strict=True)
+        for row, ids in zip(rows, made, strict=True)
         for step, token in enumerate(ids[spec["tokens"] :])
     ]
     return {

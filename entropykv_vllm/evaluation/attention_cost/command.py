@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import attention_cost_plot, cells, machine, resident, table
+from entropykv_vllm.evaluation import cells, machine, resident, table
+from entropykv_vllm.evaluation.attention_cost import plot
 
 FLOAT = 4  # bytes of the float32 numbers that all ways work with
 # way -> the policy that it stands for
@@ -87,7 +88,7 @@ def measure(args: argparse.Namespace, room: float) -> list[dict[str, Any]]:
     for row, way in tqdm(todo, unit="cell"):
         spec = {"way": way, "policy": WAYS[way], "shape": shape, "tokens": row["tokens"]}
         path = args.out / f"{way}-{row['tokens']}.json"
-        found = cells.run("entropykv_vllm.evaluation.attention_cost_cell", spec, path)
+        found = cells.run("entropykv_vllm.evaluation.attention_cost.cell", spec, path)
         row["measured"][way] = {key: value for key, value in found.items() if key != "spec"}
     return rows
 
@@ -168,7 +169,7 @@ def save(args: argparse.Namespace, room: float, rows: list[dict[str, Any]], text
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     (args.out / "table.json").write_text(json.dumps(report, indent=1) + "\n")
-    if not attention_cost_plot.draw(rows, LIMITS, args.out / "bytes.png"):
+    if not plot.draw(rows, LIMITS, args.out / "bytes.png"):
         print("no picture: matplotlib is missing", file=sys.stderr)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the kernel benchmark, in a process of its own. Run by `kernel_bench`.
+"""One run of the kernel benchmark, in a process of its own. Run by `command`.
 
 A run is all cases with one number of threads and one kind of memory pages.
 """
@@ -14,9 +14,16 @@ from typing import Any
 import torch
 
 from entropykv_vllm.evaluation import bandwidth, cells, machine
-from entropykv_vllm.evaluation.kernel_calls import Contender, attention, collapse, ours
-from entropykv_vllm.evaluation.kernel_pools import huge_share
-from entropykv_vllm.evaluation.kernel_shapes import FORMATS, Case, Format, Shape, cases, segment
+from entropykv_vllm.evaluation.bench_kernels.calls import Contender, attention, collapse, ours
+from entropykv_vllm.evaluation.bench_kernels.pools import huge_share
+from entropykv_vllm.evaluation.bench_kernels.shapes import (
+    FORMATS,
+    Case,
+    Format,
+    Shape,
+    cases,
+    segment,
+)
 from entropykv_vllm.evaluation.timing import interleaved, summary
 from entropykv_vllm.kernels import native
 

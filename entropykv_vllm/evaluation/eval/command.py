@@ -13,14 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from entropykv_vllm.evaluation import (
-    divergence,
-    engines,
-    eval_check,
-    eval_plot,
-    eval_rows,
-    eval_run,
-)
+from entropykv_vllm.evaluation import divergence, engines
+from entropykv_vllm.evaluation.eval import check, plot, rows, run
 from entropykv_vllm.evaluation.tasks import TASKS
 from entropykv_vllm.model.fetch import NAME
 
@@ -82,12 +76,12 @@ def _list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 def write(results: list[dict[str, Any]], out: Path) -> None:
     """Print the table; write it, its numbers and its picture."""
-    text = eval_rows.render(results)
+    text = rows.render(results)
     print(f"\n{text}")
     (out / "table.md").write_text(text + "\n")
     brief = [divergence.brief({k: v for k, v in r.items() if k != "answers"}) for r in results]
     (out / "table.json").write_text(json.dumps(brief, indent=1) + "\n")
-    eval_plot.draw(results, out / "accuracy.png")
+    plot.draw(results, out / "accuracy.png")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = parser().parse_args(argv)
     try:
-        eval_check.check(args)
+        check.check(args)
         tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(args.tokenizer))
-        eval_check.check_text(args, tokenizer)
-        results = eval_run.run(args, tokenizer, eval_run.groups(args))
+        check.check_text(args, tokenizer)
+        results = run.run(args, tokenizer, run.groups(args))
     except (ValueError, RuntimeError) as error:
         raise SystemExit(f"entropykv eval: {error}") from None
     if not results:

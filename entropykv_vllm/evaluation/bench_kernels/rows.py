@@ -7,7 +7,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from entropykv_vllm.evaluation import bandwidth, table
-from entropykv_vllm.evaluation.kernel_shapes import FORMATS
+from entropykv_vllm.evaluation.bench_kernels.shapes import FORMATS
 
 BITS = [str(kind.bits) for kind in FORMATS]
 

@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.settings import load
-from entropykv_vllm.evaluation import (
-    cells,
-    corpus,
-    engines,
-    needle_plot,
-    pool,
-    prompts,
-    scoring,
-    table,
-)
-from entropykv_vllm.evaluation.needle_cell import ANSWER_TOKENS
+from entropykv_vllm.evaluation import cells, corpus, engines, pool, prompts, scoring, table
+from entropykv_vllm.evaluation.needle import plot
+from entropykv_vllm.evaluation.needle.cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.presets import chosen
 from entropykv_vllm.evaluation.prompts import QUESTION
 from entropykv_vllm.model.fetch import NAME
@@ -178,7 +170,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             result = args.out / f"{name}.json"
             try:
                 results.append(
-                    cells.run("entropykv_vllm.evaluation.needle_cell", cell, result, progress)
+                    cells.run("entropykv_vllm.evaluation.needle.cell", cell, result, progress)
                 )
             except RuntimeError as error:
                 tqdm.write(str(error), file=sys.stderr)
@@ -200,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (args.out / "table.md").write_text(text + "\n")
     summary = [{k: v for k, v in r.items() if k != "answers"} for r in results]
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
-    needle_plot.draw(results, args.out / "exact.png")
+    plot.draw(results, args.out / "exact.png")
     return 0
 
 

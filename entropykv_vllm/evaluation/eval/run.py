@@ -8,15 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entropykv_vllm.evaluation import (
-    eval_endpoint,
-    eval_engine,
-    eval_grid,
-    eval_jobs,
-    eval_offline,
-    eval_texts,
-)
-from entropykv_vllm.evaluation.eval_jobs import DIVERGENCE, Job
+from entropykv_vllm.evaluation.eval import endpoint, engine, grid, jobs, offline, texts
+from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE, Job
 
 
 @dataclass(frozen=True)
@@ -45,24 +38,22 @@ def groups(args: argparse.Namespace) -> list[Group]:
 
 
 def _group(args: argparse.Namespace, task: str, tokens: int) -> Group:
-    each = eval_texts.TEXTS if task == DIVERGENCE else args.prompts
-    specs = [eval_jobs.spec(args, task, tokens, setting) for setting in settings(args, tokens)]
+    each = texts.TEXTS if task == DIVERGENCE else args.prompts
+    specs = [jobs.spec(args, task, tokens, setting) for setting in settings(args, tokens)]
     if args.backend == "engine":
-        specs = [eval_engine.complete(spec, args.out) for spec in specs]
-    return Group(task, tokens, [eval_jobs.job(args.out, spec) for spec in specs], each * len(specs))
+        specs = [engine.complete(spec, args.out) for spec in specs]
+    return Group(task, tokens, [jobs.job(args.out, spec) for spec in specs], each * len(specs))
 
 
-def settings(args: argparse.Namespace, tokens: int) -> list[eval_grid.Setting]:
+def settings(args: argparse.Namespace, tokens: int) -> list[grid.Setting]:
     """Return the settings that are compared in prompts of a length."""
     if args.backend.startswith("http"):
-        return [eval_endpoint.SERVER]
-    return eval_grid.settings(
-        args.policies, args.keeps, args.bits, args.presets, args.config, tokens
-    )
+        return [endpoint.SERVER]
+    return grid.settings(args.policies, args.keeps, args.bits, args.presets, args.config, tokens)
 
 
 def _backend(name: str) -> Any:
-    return {"offline": eval_offline, "engine": eval_engine}.get(name, eval_endpoint)
+    return {"offline": offline, "engine": engine}.get(name, endpoint)
 
 
 def run(args: argparse.Namespace, tokenizer: Any, wanted: Sequence[Group]) -> list[dict[str, Any]]:

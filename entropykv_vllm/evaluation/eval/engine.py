@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, engines, eval_texts, pool
-from entropykv_vllm.evaluation.eval_jobs import DIVERGENCE, Job, digest
+from entropykv_vllm.evaluation import cells, engines, pool
+from entropykv_vllm.evaluation.eval import texts
+from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE, Job, digest
 from entropykv_vllm.evaluation.tasks import TASKS
 
-MODULE = "entropykv_vllm.evaluation.eval_cell"
+MODULE = "entropykv_vllm.evaluation.eval.cell"
 RECORDER = "entropykv_vllm.evaluation.recorder:Recorder"
 
 # Requests that share a step; results do not depend on it.
@@ -27,10 +28,10 @@ Progress = Callable[[int, int], None]
 def complete(spec: dict[str, Any], out: Path) -> dict[str, Any]:
     """Add to a cell's specification what its engine needs to know."""
     if spec["task"] == DIVERGENCE:
-        engine = arguments(spec, spec["tokens"] + eval_texts.STEPS)
+        engine = arguments(spec, spec["tokens"] + texts.STEPS)
         engine["logits_processors"] = [RECORDER]
         yardstick = str(_yardstick(spec, out))
-        return {**spec, "engine": engine, "steps": eval_texts.STEPS, "yardstick": yardstick}
+        return {**spec, "engine": engine, "steps": texts.STEPS, "yardstick": yardstick}
     longest = spec["tokens"] + PRIMER + TASKS[spec["task"]].answer_tokens
     eviction = dict(spec["eviction"])
     if spec["question"] == "before" and spec["policy"] != "none":
@@ -71,7 +72,7 @@ def divergence(_: Any, jobs: Sequence[Job], progress: Progress) -> None:
     full = jobs[0]
     if not Path(full.spec["yardstick"]).is_file():
         full.path.unlink(missing_ok=True)
-    _run(jobs, eval_texts.TEXTS, progress)
+    _run(jobs, texts.TEXTS, progress)
 
 
 def _run(jobs: Sequence[Job], each: int, progress: Progress) -> None:

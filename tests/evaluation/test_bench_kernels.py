@@ -6,8 +6,9 @@ import json
 import pytest
 import torch
 
-from entropykv_vllm.evaluation import kernel_bench, kernel_pools, kernel_rows, machine, timing
-from entropykv_vllm.evaluation.kernel_shapes import (
+from entropykv_vllm.evaluation import machine, timing
+from entropykv_vllm.evaluation.bench_kernels import command, pools, rows
+from entropykv_vllm.evaluation.bench_kernels.shapes import (
     FORMATS,
     Case,
     Format,
@@ -24,7 +25,7 @@ SHAPE = Shape(32, 8, 128)
 
 
 def parsed(*words):
-    return kernel_bench.parse(words)
+    return command.parse(words)
 
 
 @pytest.mark.parametrize("text", ["32/8", "32/7/128", "a/b/c", "32/8/120", "0/8/128"])
@@ -71,20 +72,20 @@ def test_a_collapse_keeps_half_of_whole_pages(kind):
 
 def test_cases_too_large_for_the_memory_are_left_out_and_named():
     args = parsed("--only", "decode")
-    (run, *_) = todo = kernel_bench.runs(args)
-    assert kernel_bench.count(run) == 3 * 3 * 3 - 1
-    (line,) = (x for x in kernel_bench.notes(args, todo) if x.startswith("Left out"))
+    (run, *_) = todo = command.runs(args)
+    assert command.count(run) == 3 * 3 * 3 - 1
+    (line,) = (x for x in command.notes(args, todo) if x.startswith("Left out"))
     assert "32/8/128, 16 × 32,768 tokens" in line
 
 
 def test_runs_are_by_threads_and_memory_pages():
-    found = [(r["threads"], r["huge"], r["parts"]) for r in kernel_bench.runs(parsed())]
+    found = [(r["threads"], r["huge"], r["parts"]) for r in command.runs(parsed())]
     alone, together = ["decode", "prefill", "collapse"], ["decode", "prefill"]
     assert found == [(1, True, alone), (1, False, alone), (2, True, together), (2, False, together)]
 
 
 def test_a_collapse_gets_a_run_on_one_thread():
-    runs = kernel_bench.runs(parsed("--threads", "2", "--huge-pages", "off"))
+    runs = command.runs(parsed("--threads", "2", "--huge-pages", "off"))
     assert [(r["threads"], r["parts"]) for r in runs] == [
         (2, ["decode", "prefill"]),
         (1, ["collapse"]),
@@ -125,20 +126,20 @@ AnonHugePages:         0 kB
     [(0x1800, 0x2000, 0.5), (0x3000, 0x4000, 0), (0x1000, 0x4000, 1 / 3), (0x4000, 0x5000, 0)],
 )
 def test_the_share_in_huge_pages_is_that_of_the_range(start, end, share):
-    assert kernel_pools.share_of_range(SMAPS.splitlines(), start, end) == pytest.approx(share)
+    assert pools.share_of_range(SMAPS.splitlines(), start, end) == pytest.approx(share)
 
 
 def test_memory_without_huge_pages_has_none():
-    tensor = kernel_pools.memory(8 << 20, huge=False)
+    tensor = pools.memory(8 << 20, huge=False)
     tensor.fill_(1)
-    assert kernel_pools.huge_share(tensor) == 0
+    assert pools.huge_share(tensor) == 0
 
 
 def test_a_pool_has_cold_pages_and_hot_ones_where_the_table_says():
     shape, kind = Shape(2, 2, 64), Format(4, 32)
-    table = kernel_pools.tables(3, 2, 5)
+    table = pools.tables(3, 2, 5)
     assert sorted(table.flatten().tolist()) == list(range(30))
-    cache = kernel_pools.pool(shape, kind, table, cold=4, huge=True)
+    cache = pools.pool(shape, kind, table, cold=4, huge=True)
     keys, values = formats.read_cold(cache, table[..., :4].flatten().long(), 4)
     hot = cache[table[..., 4:].flatten().long()]
     for numbers in (keys, values, hot.float()):
@@ -159,17 +160,17 @@ def decode(vllm_small, vllm_large, *ours):
 
 def test_ratios_are_to_the_better_page_size():
     case = decode(4e-3, 2e-3, 1e-3, 4e-3, 0.5e-3)
-    assert kernel_rows.best_page(case) == "vllm-128"
-    assert kernel_rows.ratios(case) == {"16": 2, "8": 0.5, "4": 4}
+    assert rows.best_page(case) == "vllm-128"
+    assert rows.ratios(case) == {"16": 2, "8": 0.5, "4": 4}
 
 
 def test_means_are_geometric_and_over_what_was_measured():
     cases = [decode(1e-3, 2e-3, 1e-3), decode(1e-3, 2e-3, 0.25e-3, 0.5e-3)]
-    assert kernel_rows.means(cases) == pytest.approx({"16": 2, "8": 2})
+    assert rows.means(cases) == pytest.approx({"16": 2, "8": 2})
 
 
 def test_a_row_of_decode():
-    row = kernel_rows.decode_row(decode(1e-3, 2e-3, 0.5e-3, 1e-3, 2e-3))
+    row = rows.decode_row(decode(1e-3, 2e-3, 0.5e-3, 1e-3, 2e-3))
     assert row[:5] == ["9/3/64", "1 × 4,096", "1", "1.0", "32"]
     assert row[5:] == ["0.5", "2.0", "2.00", "1", "1.0", "1.00", "2", "0.5", "0.50"]
 
@@ -177,7 +178,7 @@ def test_a_row_of_decode():
 def test_a_row_of_collapse_is_by_token():
     case = {"shape": "9/3/64", "bits": 4, "segment": 224, "tokens": 1000, "queries": 2000}
     case["kernels"] = {"collapse": kernel(1e-3), "16": kernel(40e-3)}
-    assert kernel_rows.collapse_row(case)[1:] == ["16 → 4", "224", "1.000", "20.000", "5.0"]
+    assert rows.collapse_row(case)[1:] == ["16 → 4", "224", "1.000", "20.000", "5.0"]
 
 
 def test_the_processor_is_named_with_the_flags_that_matter():
@@ -187,7 +188,7 @@ def test_the_processor_is_named_with_the_flags_that_matter():
 
 def test_without_native_kernels_it_stops_with_a_sentence(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(native, "load", lambda: False)
-    assert kernel_bench.main(["--quick", "--out", str(tmp_path)]) == 1
+    assert command.main(["--quick", "--out", str(tmp_path)]) == 1
     assert "without its native kernels" in capsys.readouterr().err
 
 
@@ -195,7 +196,7 @@ def test_without_native_kernels_it_stops_with_a_sentence(monkeypatch, capsys, tm
 def test_a_quick_run_measures_every_part(tmp_path, capsys):
     if not native.load():
         pytest.skip("built without the native kernels")
-    assert kernel_bench.main(["--quick", "--out", str(tmp_path)]) == 0
+    assert command.main(["--quick", "--out", str(tmp_path)]) == 0
     (run,) = json.loads((tmp_path / "kernels.json").read_text())["runs"]
     assert run["machine"]["torch threads"] == 1
     assert [case["part"] for case in run["cases"]] == [

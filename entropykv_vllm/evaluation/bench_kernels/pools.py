@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from entropykv_vllm.evaluation.kernel_shapes import Format, Shape, cold_tokens
+from entropykv_vllm.evaluation.bench_kernels.shapes import Format, Shape, cold_tokens
 from entropykv_vllm.kernels import formats, hugepages
 
 # Different pages; what is in them does not matter to memory, so the rest are copies.

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from entropykv_vllm.evaluation import engines, eval_score, eval_texts
-from entropykv_vllm.evaluation.eval_jobs import Job, missing
+from entropykv_vllm.evaluation import engines
+from entropykv_vllm.evaluation.eval import score, texts
+from entropykv_vllm.evaluation.eval.jobs import Job, missing
 from entropykv_vllm.evaluation.tasks import TASKS
 
 Progress = Callable[[int, int], None]
@@ -40,11 +41,11 @@ def answers(tokenizer: Any, jobs: Sequence[Job], progress: Progress) -> None:
     spec = jobs[0].spec
     if not (jobs := missing(jobs)):
         return
-    task, cases = TASKS[spec["task"]], eval_texts.cases(tokenizer, spec)
+    task, cases = TASKS[spec["task"]], texts.cases(tokenizer, spec)
     aware = spec["question"] == "before"
     found = answer(_model(spec["model"]), _cells(jobs), cases, task.answer_tokens, aware, progress)
     for job, result in zip(jobs, found, strict=True):
-        job.finish({**eval_score.summary(task, cases, result.answers), "held": result.held})
+        job.finish({**score.summary(task, cases, result.answers), "held": result.held})
 
 
 def divergence(tokenizer: Any, jobs: Sequence[Job], progress: Progress) -> None:
@@ -54,7 +55,7 @@ def divergence(tokenizer: Any, jobs: Sequence[Job], progress: Progress) -> None:
     spec = jobs[0].spec
     if not (jobs := missing(jobs)):
         return
-    texts = eval_texts.texts(tokenizer, spec)
-    found = measure(_model(spec["model"]), _cells(jobs), texts, spec["tokens"], progress)
+    made = texts.texts(tokenizer, spec)
+    found = measure(_model(spec["model"]), _cells(jobs), made, spec["tokens"], progress)
     for job, values in zip(jobs, found, strict=True):
         job.finish(values)

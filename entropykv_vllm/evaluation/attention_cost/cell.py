@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of the cost of scores: one way to make them, at one length. Run by `attention_cost`.
+"""One cell of the cost of scores: one way to make them, at one length. Run by `command`.
 
 Each way starts from the queries and keys of one layer in float32 and ends with the scores of a
 causal prompt, or with the tokens that they choose.

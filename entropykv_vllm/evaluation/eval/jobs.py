@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.evaluation import cells
-from entropykv_vllm.evaluation.eval_grid import Setting
+from entropykv_vllm.evaluation.eval.grid import Setting
 
 #: In place of a task's name: the next token's distribution after plain text.
 DIVERGENCE = "kl"

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, kernel_plot, kernel_rows, machine
-from entropykv_vllm.evaluation.kernel_shapes import FORMATS, Shape, cases
+from entropykv_vllm.evaluation import cells, machine
+from entropykv_vllm.evaluation.bench_kernels import plot, rows
+from entropykv_vllm.evaluation.bench_kernels.shapes import FORMATS, Shape, cases
 
 PARTS = ("decode", "prefill", "collapse")
 
@@ -184,7 +185,7 @@ def measure(todo: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
                 "OMP_NUM_THREADS": str(run["threads"]),
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             }
-            module = "entropykv_vllm.evaluation.kernel_cell"
+            module = "entropykv_vllm.evaluation.bench_kernels.cell"
             results.append(cells.run(module, run, result, progress, settings))
     return results
 
@@ -207,13 +208,13 @@ def notes(args: argparse.Namespace, todo: list[dict[str, Any]]) -> list[str]:
 
 def report(results: list[dict[str, Any]], lines: list[str], args: argparse.Namespace) -> None:
     """Print the tables, and write them, all numbers and the picture."""
-    text = "\n\n".join([*kernel_rows.tables(results), *lines])
+    text = "\n\n".join([*rows.tables(results), *lines])
     print(f"\n{text}")
     (args.out / "table.md").write_text(text + "\n")
     arguments = {**vars(args), "out": str(args.out)}
     everything = {"arguments": arguments, "notes": lines, "runs": results}
     (args.out / "kernels.json").write_text(json.dumps(everything, indent=1) + "\n")
-    kernel_plot.draw(results, args.out / "decode.png")
+    plot.draw(results, args.out / "decode.png")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

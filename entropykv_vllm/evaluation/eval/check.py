@@ -7,8 +7,9 @@ import argparse
 import json
 from typing import Any
 
-from entropykv_vllm.evaluation import engines, eval_run, eval_texts
-from entropykv_vllm.evaluation.eval_engine import PRIMER
+from entropykv_vllm.evaluation import engines
+from entropykv_vllm.evaluation.eval import run, texts
+from entropykv_vllm.evaluation.eval.engine import PRIMER
 from entropykv_vllm.evaluation.tasks import TASKS
 from entropykv_vllm.model.fetch import NAME
 
@@ -36,7 +37,7 @@ def check(args: argparse.Namespace) -> None:
     if len(args.depths) != 2 or not 0 <= args.depths[0] <= args.depths[1] <= 1:
         raise ValueError("--depths are two numbers from 0 to 1, the lower one first")
     args.config = _config(args.config)
-    args.text = eval_texts.describe(args.text)
+    args.text = texts.describe(args.text)
     if args.backend.startswith(("http://", "https://")):
         _check_endpoint(args)
     elif args.backend in ("offline", "engine"):
@@ -73,7 +74,7 @@ def _check_model(args: argparse.Namespace) -> None:
             _check_length(args.model, tokens, more, f"the answers of {task}")
             _check_windows(args, tokens, more)
         if args.kl:
-            _check_length(args.model, tokens, eval_texts.STEPS, "what follows")
+            _check_length(args.model, tokens, texts.STEPS, "what follows")
         if args.question == "before" and tokens % PAGE:
             raise ValueError(f"--tokens {tokens}: with --question before, a multiple of {PAGE}")
 
@@ -87,7 +88,7 @@ def _check_length(model: str, tokens: int, more: int, what: str) -> None:
 
 def _check_windows(args: argparse.Namespace, tokens: int, more: int) -> None:
     """Else the question itself would be evicted from."""
-    for setting in eval_run.settings(args, tokens)[1:]:
+    for setting in run.settings(args, tokens)[1:]:
         if (window := setting.config().window) < more + QUESTION:
             raise ValueError(
                 f"{setting.name} has a window of {window} tokens, and the question and its answer "
@@ -101,7 +102,7 @@ def check_text(args: argparse.Namespace, tokenizer: Any) -> None:
     Raises:
         ValueError: if it is too short.
     """
-    needed = max(args.tokens) + (eval_texts.STEPS if args.kl else 0)
-    there = sum(map(len, eval_texts.sentences(tokenizer, args.text)))
+    needed = max(args.tokens) + (texts.STEPS if args.kl else 0)
+    there = sum(map(len, texts.sentences(tokenizer, args.text)))
     if there < needed:
         raise ValueError(f"the text has {there} tokens, and {needed} are needed")

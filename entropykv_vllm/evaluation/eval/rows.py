@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entropykv_vllm.evaluation import divergence, table
-from entropykv_vllm.evaluation.eval_jobs import DIVERGENCE
+from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE
 
 HEADER = [
     "task",

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from entropykv_vllm.evaluation import eval_score, eval_texts
 from entropykv_vllm.evaluation.endpoint import Endpoint
-from entropykv_vllm.evaluation.eval_grid import Setting
-from entropykv_vllm.evaluation.eval_jobs import Job, missing
+from entropykv_vllm.evaluation.eval import score, texts
+from entropykv_vllm.evaluation.eval.grid import Setting
+from entropykv_vllm.evaluation.eval.jobs import Job, missing
 from entropykv_vllm.evaluation.tasks import TASKS
 
 #: The one setting there is: the server's own.
@@ -25,8 +25,8 @@ def answers(tokenizer: Any, jobs: Sequence[Job], progress: Callable[[int, int], 
     if not (jobs := missing(jobs)):
         return
     (job,) = jobs
-    task, cases = TASKS[job.spec["task"]], eval_texts.cases(tokenizer, job.spec)
+    task, cases = TASKS[job.spec["task"]], texts.cases(tokenizer, job.spec)
     server = Endpoint(job.spec["backend"], tokenizer, job.spec["model"])
     prompts = [case.context + case.question + case.primer for case in cases]
     found = server.answers(prompts, task.answer_tokens, progress)
-    job.finish({**eval_score.summary(task, cases, found), "held": None})
+    job.finish({**score.summary(task, cases, found), "held": None})

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from entropykv_vllm.evaluation.kernel_pools import pool, tables
-from entropykv_vllm.evaluation.kernel_shapes import (
+from entropykv_vllm.evaluation.bench_kernels.pools import pool, tables
+from entropykv_vllm.evaluation.bench_kernels.shapes import (
     VLLM_PAGES,
     Case,
     Format,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of the needle table: one policy at one keep ratio. Run by `needle`."""
+"""One cell of the needle table: one policy at one keep ratio. Run by `command`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv needle`: hidden numbers, asked for through the engine."""
