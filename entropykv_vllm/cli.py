@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.model.sources import SMOLLM2, SOURCES
 from entropykv_vllm.version import __version__
 
@@ -114,21 +115,17 @@ def parser() -> argparse.ArgumentParser:
 
 def run_fetch(args: argparse.Namespace) -> int:
     """`entropykv model fetch`: the model's folder on standard output, notes on standard error."""
-    from entropykv_vllm.model.fetch import FetchError, fetch_model
+    from entropykv_vllm.model.fetch import fetch_model
 
     # Ended by a service manager or by `timeout`, it should tidy up as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        folder = fetch_model(
-            args.dir,
-            quiet=args.quiet,
-            every_byte=args.verify,
-            name=args.name,
-            accept_terms=args.accept_terms,
-        )
-    except FetchError as error:
-        print(f"entropykv: {error}", file=sys.stderr)
-        return 1
+    folder = fetch_model(
+        args.dir,
+        quiet=args.quiet,
+        every_byte=args.verify,
+        name=args.name,
+        accept_terms=args.accept_terms,
+    )
     print(folder)
     return 0
 
@@ -139,18 +136,37 @@ def run_version(_: argparse.Namespace) -> int:
     return 0
 
 
+def run(words: list[str]) -> int:
+    """Run a command; return its exit status."""
+    if words and words[0] in ELSEWHERE:
+        module = importlib.import_module(ELSEWHERE[words[0]][0])
+        return module.main(words[1:]) or 0
+    top = parser()
+    args = top.parse_args(words)
+    if args.command in ELSEWHERE:
+        top.error(f"{args.command} must be the first word")
+    return args.run(args)
+
+
+def refuse(words: list[str], error: Exception, status: int) -> int:
+    """Say in argparse's form why a command stops; return the exit status."""
+    name = " ".join(words[: 1 if words[0] in ELSEWHERE else 2])
+    print(f"entropykv {name}: error: {error}", file=sys.stderr)
+    return status
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status. On a wrong one argparse exits with 2."""
+    """Run the command line; return the exit status: 1 if it failed, 2 if it was wrong.
+
+    Where argparse sees what is wrong, it exits with 2 itself.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and words[0] in ELSEWHERE:
-            module = importlib.import_module(ELSEWHERE[words[0]][0])
-            return module.main(words[1:]) or 0
-        top = parser()
-        args = top.parse_args(words)
-        if args.command in ELSEWHERE:
-            top.error(f"{args.command} must be the first word")
-        return args.run(args)
+        return run(words)
+    except UsageError as error:
+        return refuse(words, error, 2)
+    except RunError as error:
+        return refuse(words, error, 1)
     except KeyboardInterrupt:
         print("entropykv: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -145,11 +145,66 @@ def test_plan_takes_single_settings(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_plan_is_refused_in_words(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert status(["plan", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def status(words: list[str]) -> int:
+    """The exit status, whoever sees what is wrong."""
     try:
-        status = cli.main(["plan", *words])
+        return cli.main(words)
     except SystemExit as stop:
-        status = stop.code
-    assert status == 2
+        return stop.code
+
+
+#: What only the command itself can see to be wrong.
+WRONG = {
+    "plan": ["--config.keep", "2"],
+    "calibrate": ["/nowhere"],
+    "tune": ["/nowhere"],
+    "report": ["--chapters", "chess"],
+    "needle": ["--model", "/nowhere"],
+    "eval": ["--model", "/nowhere"],
+    "generation": ["--model", "/nowhere"],
+    "quality": ["--model", "/nowhere"],
+    "quantization": ["--model", "/nowhere"],
+    "bench-concurrency": ["--model", "/nowhere"],
+    "bench-kernels": ["--only", "chess"],
+    "memory": ["--presets", "fast"],
+    "attention-cost": ["--query-heads", "9", "--kv-heads", "2"],
+    "bench-decode": ["--presets", "fast"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(cli.ELSEWHERE))
+def test_every_command_refuses_alike(
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (WRONG[name], ["--nonsense"]):
+        assert status([name, *words]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.splitlines()[-1].startswith(f"entropykv {name}: error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["needle", "--config", "{"], "argument --config: not valid JSON"),
+        (["eval", "--config", "3"], "argument --config: a JSON object of settings is wanted"),
+        (["eval", "--depths", "0.9,0.1"], "argument --depths: two numbers from 0 to 1"),
+        (["generation", "--policies", "best"], "'best' is not a policy: choose of entropykv"),
+        (["memory", "--tokens", "many"], "argument --tokens: invalid list of int value: 'many'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_named(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(words) == 2
     assert sentence in capsys.readouterr().err
 
 
@@ -182,7 +237,7 @@ def test_a_failed_fetch_is_one_line_and_status_1(
 
     monkeypatch.setattr(fetch, "fetch_model", fake)
     assert cli.main(["model", "fetch"]) == 1
-    assert capsys.readouterr() == ("", "entropykv: no network\n")
+    assert capsys.readouterr() == ("", "entropykv model fetch: error: no network\n")
 
 
 def test_ctrl_c_ends_without_a_traceback(

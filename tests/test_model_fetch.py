@@ -474,7 +474,8 @@ def test_terms_of_use_must_be_accepted_before_anything_is_downloaded(world: Worl
     command = world.start(*words)
     out, err = command.communicate(timeout=60)
     assert (command.returncode, out) == (1, "")
-    assert err == f"entropykv: {GEMMA3_270M.terms}: accept them with --accept-terms\n"
+    sentence = f"{GEMMA3_270M.terms}: accept them with --accept-terms"
+    assert err == f"entropykv model fetch: error: {sentence}\n"
     assert not world.cache.exists()
     folder = f"{world.cache / GEMMA3_270M.folder}\n"
     assert world.start(*words, "--accept-terms").communicate(timeout=60) == (folder, "")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import engines, passages, table
 from entropykv_vllm.evaluation.calibration import allocation, check, scan
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         net, book, found, tried = measure(args)
     except ValueError as error:
-        raise SystemExit(str(error)) from None
+        raise UsageError(str(error)) from None
     winner = best(tried)
     header = ["layer cut", "nats more", "right %", "KL"]
     print(f"\n{table.render(header, scan_rows(found, net.full))}\n")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation.processes import started
 
 PROGRESS = "@progress"
@@ -63,7 +64,7 @@ def run(
     """Return the result of a cell, running it if need be; `settings` go into its environment.
 
     Raises:
-        RuntimeError: if the process fails; the end of its log is in the text.
+        RunError: if the process fails; the end of its log is in the text.
     """
     if (old := stored(spec, result)) is not None:
         return old
@@ -75,7 +76,7 @@ def run(
         _follow(child, sink, progress)
     if (new := stored(spec, result)) is None:
         tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
-        raise RuntimeError(f"{module} failed, see {log}:\n{tail}")
+        raise RunError(f"{module} failed, see {log}:\n{tail}")
     return new
 
 

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.config.settings import POLICIES
 from entropykv_vllm.evaluation import cells, engines, pool, table
+from entropykv_vllm.evaluation.options import settings
 from entropykv_vllm.model.fetch import NAME
 
 # name of a value, decimals
@@ -35,9 +37,9 @@ def parser() -> argparse.ArgumentParser:
         prog="entropykv bench-concurrency", description=(__doc__ or "").split("\n")[0]
     )
     p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
-    p.add_argument("--policy", default="entropykv", help="default: %(default)s")
+    p.add_argument("--policy", choices=POLICIES, default="entropykv", help="default: %(default)s")
     p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
-    p.add_argument("--config", default="{}", help="more eviction settings, as JSON")
+    p.add_argument("--config", type=settings, default="{}", help="more eviction settings, as JSON")
     p.add_argument(
         "--pool-tokens", type=int, default=20_000, help="full tokens that the pool holds"
     )
@@ -45,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokens", type=int, default=6000, help="prompt length of a request")
     p.add_argument("--output", type=int, default=64, help="tokens to answer")
     p.add_argument("--repeats", type=int, default=2)
-    p.add_argument("--engine", default="{}", help="more vLLM arguments for both, as JSON")
-    p.add_argument("--stock", default="{}", help="more vLLM arguments for stock vLLM, as JSON")
+    p.add_argument("--engine", type=settings, default="{}", help="vLLM arguments for both, as JSON")
+    p.add_argument("--stock", type=settings, default="{}", help="more of them for stock vLLM")
     p.add_argument("--out", type=Path, default=Path("results/concurrency"))
     return p
 
@@ -58,19 +60,18 @@ def spec(args: argparse.Namespace, policy: str, repeat: int) -> dict[str, Any]:
         "max_model_len": args.tokens + args.output,
         "max_num_seqs": args.requests,
         "kv_cache_memory_bytes": pool.pool_bytes(shape, args.pool_tokens),
-        **json.loads(args.engine),
+        **args.engine,
     }
     stock = policy == "none"
-    config = json.loads(args.config)
     return {
         "policy": policy,
-        "eviction": {} if stock else engines.eviction(policy, args.keep, args.tokens, config),
+        "eviction": {} if stock else engines.eviction(policy, args.keep, args.tokens, args.config),
         "model": args.model,
         "requests": args.requests,
         "tokens": args.tokens,
         "output": args.output,
         "repeat": repeat,
-        "engine": {**engine, **(json.loads(args.stock) if stock else {})},
+        "engine": {**engine, **(args.stock if stock else {})},
     }
 
 
@@ -120,6 +121,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
+    engines.check_length(args.model, args.tokens, args.output, "the answer")
     results = measure(args)
     text = table.render(
         ["", "stock vLLM", f"{args.policy} {args.keep:g}", "ratio"], rows(results, args.policy)

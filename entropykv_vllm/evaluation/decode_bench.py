@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, dummy, presets, table
+from entropykv_vllm.evaluation import cells, dummy, options, presets, table
 from entropykv_vllm.evaluation.decode_cell import WARM_UP_STEPS
+from entropykv_vllm.evaluation.options import words
 
 STOCK = "stock vLLM"
 
@@ -35,12 +36,14 @@ def parser() -> argparse.ArgumentParser:
         prog="entropykv bench-decode", description=(__doc__ or "").split("\n")[0]
     )
     p.add_argument("--tokens", type=int, default=8192, help="prompt length (default: 8192)")
-    p.add_argument("--batches", default="1,4,16", help="requests at a time (default: %(default)s)")
+    p.add_argument("--batches", type=words(int), default="1,4,16", help="requests at a time")
     p.add_argument("--presets", default=",".join(presets.PRESETS), help="default: %(default)s")
     p.add_argument("--steps", type=int, default=32, help="steps to time (default: 32)")
     p.add_argument("--layers", type=int, default=6, help="layers of the model (default: 6)")
     p.add_argument("--repeats", type=int, default=1)
-    p.add_argument("--engine", default="{}", help="more vLLM arguments for all, as JSON")
+    p.add_argument(
+        "--engine", type=options.settings, default="{}", help="more vLLM arguments, as JSON"
+    )
     p.add_argument("--out", type=Path, default=Path("results/decode"))
     return p
 
@@ -86,9 +89,7 @@ def spec(
         "batch": batch,
         "steps": args.steps,
         "repeat": repeat,
-        "engine": dummy.engine(
-            folder, length, batch, batch * (length + 128), json.loads(args.engine)
-        ),
+        "engine": dummy.engine(folder, length, batch, batch * (length + 128), args.engine),
     }
 
 
@@ -150,8 +151,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     from tqdm import tqdm
 
     folder = dummy.write(model(args), (args.out / "model").absolute())
-    batches = [int(batch) for batch in args.batches.split(",")]
-    jobs = tqdm(turns(list(settings(args)), batches, args.repeats), unit="cell")
+    jobs = tqdm(turns(list(settings(args)), args.batches, args.repeats), unit="cell")
     results = []
     for batch, name, repeat in jobs:
         jobs.set_description(f"{name}, batch {batch}")

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from entropykv_vllm.errors import RunError
+
 # Requests at a time, and seconds until one is given up.
 TOGETHER = 4
 PATIENCE = 1800
 
 
-class Refused(RuntimeError):
+class Refused(RunError):
     """The server does not take a request as it is."""
 
 
@@ -28,7 +30,7 @@ class Endpoint:
         """`url` ends with `/v1`; without `model` the first one that the server names is asked.
 
         Raises:
-            RuntimeError: if nothing answers there, in one sentence.
+            RunError: if nothing answers there, in one sentence.
         """
         self.url = url.rstrip("/")
         self.tokenizer = tokenizer
@@ -38,7 +40,7 @@ class Endpoint:
     def _first_model(self) -> str:
         models = self._call("/models")["data"]
         if not models:
-            raise RuntimeError(f"{self.url} names no model")
+            raise RunError(f"{self.url} names no model")
         return str(models[0]["id"])
 
     def answers(
@@ -50,7 +52,7 @@ class Endpoint:
         """Return a greedy answer of at most `most` tokens to each prompt.
 
         Raises:
-            RuntimeError: if the server fails or refuses, in one sentence.
+            RunError: if the server fails or refuses, in one sentence.
         """
         found = [self._first(prompts[0], most)]
         progress(1, len(prompts))
@@ -85,10 +87,10 @@ class Endpoint:
             with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
-            kind = Refused if error.code in (400, 422) else RuntimeError
+            kind = Refused if error.code in (400, 422) else RunError
             raise kind(f"{self.url}{path} says {error.code}: {_message(error)}") from None
         except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-            raise RuntimeError(f"{self.url}{path} does not answer: {error}") from None
+            raise RunError(f"{self.url}{path} does not answer: {error}") from None
 
 
 def _message(error: urllib.error.HTTPError) -> str:

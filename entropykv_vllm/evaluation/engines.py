@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import UsageError
+
 PAGE = 32
 WINDOW = 256
 POLICIES = ("entropykv", "norm", "knorm", "keydiff", "sink", "window", "random")
@@ -32,9 +34,17 @@ def max_positions(model: str) -> int:
 
 
 def check_length(model: str, tokens: int, more: int, what: str) -> None:
-    """Refuse prompts that, with what follows them, are longer than a model reads."""
-    if tokens + more > (longest := max_positions(model)):
-        raise SystemExit(f"--tokens {tokens}: this model reads {longest} with {what}")
+    """Refuse what is no model, and prompts that are too long for it with what follows them.
+
+    Raises:
+        UsageError: one sentence that says what is wrong.
+    """
+    try:
+        longest = max_positions(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"'{model}' is not a folder of a language model: {error!r}") from None
+    if tokens + more > longest:
+        raise UsageError(f"{tokens} tokens are too many: this model reads {longest} with {what}")
 
 
 def eviction(policy: str, keep: float, tokens: int, config: dict[str, Any]) -> dict[str, Any]:

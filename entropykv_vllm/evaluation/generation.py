@@ -8,12 +8,11 @@ forced), with another number near their end, and one of the two is asked for.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, engines, pool, scoring, table
+from entropykv_vllm.evaluation import cells, engines, options, pool, scoring, table
 from entropykv_vllm.evaluation.generation_cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.model.fetch import NAME
@@ -27,12 +26,19 @@ def parser() -> argparse.ArgumentParser:
         prog="entropykv generation", description=(__doc__ or "").split("\n")[0]
     )
     p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
-    p.add_argument("--policies", default="entropykv,norm,h2o,snapkv,sink", help="%(default)s")
+    p.add_argument(
+        "--policies",
+        type=options.policies,
+        default="entropykv,norm,h2o,snapkv,sink",
+        help="default: %(default)s",
+    )
     p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
     p.add_argument("--prompt", type=int, default=160, help="tokens of the prompt")
     p.add_argument("--generated", type=int, default=1500, help="tokens decoded after it")
     p.add_argument("--texts", type=int, default=40, help="texts, each asked both ways")
-    p.add_argument("--config", default="{}", help="eviction settings for all cells, as JSON")
+    p.add_argument(
+        "--config", type=options.settings, default="{}", help="settings for all cells, as JSON"
+    )
     p.add_argument("--out", type=Path, default=Path("results/generation"))
     return p
 
@@ -78,10 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tqdm import tqdm
 
     args = parser().parse_args(argv)
-    args.config = json.loads(args.config)
     engines.check_length(args.model, args.prompt + args.generated, 64 + ANSWER_TOKENS, "the answer")
     results = []
-    for policy in ("none", *args.policies.split(",")):
+    for policy in ("none", *args.policies):
         with tqdm(total=2 * args.texts, desc=policy, unit="answer") as bar:
             results.append(
                 cells.run(

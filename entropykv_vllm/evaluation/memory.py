@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, dummy, presets, table
+from entropykv_vllm.errors import RunError
+from entropykv_vllm.evaluation import cells, dummy, options, presets, table
+from entropykv_vllm.evaluation.options import words
 
 # Settings of the grid besides keep and bits. The segment is whole pages of any bits, so all hold
 # equally many new tokens, and only what is left of the old ones differs.
@@ -27,17 +29,22 @@ HIDDEN = 256  # small: pages do not depend on it
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     p = argparse.ArgumentParser(prog="entropykv memory", description=(__doc__ or "").split("\n")[0])
-    p.add_argument("--tokens", default="8192,32768", help="prompt lengths (default: %(default)s)")
+    p.add_argument("--tokens", type=words(int), default="8192,32768", help="default: %(default)s")
     p.add_argument("--decode", type=int, default=512, help="tokens to decode (default: 512)")
     p.add_argument("--presets", default=",".join(presets.PRESETS), help="default: %(default)s")
     p.add_argument(
-        "--grid", default="1,0.5,0.25x16,8,4", help="KEEPSxBITS (default: %(default)s); '' for none"
+        "--grid",
+        type=grid,
+        default="1,0.5,0.25x16,8,4",
+        help="KEEPSxBITS (default: %(default)s); '' for none",
     )
     p.add_argument("--layers", type=int, default=2)
     p.add_argument("--kv-heads", type=int, default=8)
     p.add_argument("--query-heads", type=int, default=32, help="fewer are faster, in equal memory")
     p.add_argument("--head-size", type=int, default=128)
-    p.add_argument("--engine", default="{}", help="more vLLM arguments, as JSON")
+    p.add_argument(
+        "--engine", type=options.settings, default="{}", help="more vLLM arguments, as JSON"
+    )
     p.add_argument("--out", type=Path, default=Path("results/memory"))
     return p
 
@@ -54,7 +61,7 @@ def settings(args: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return `name -> (policy, eviction settings)` of all rows: presets, then the grid."""
     return presets.chosen(args.presets) | {
         f"keep {keep:g}, {bits} bits": ("entropykv", {**GRID, "keep": keep, "bits": bits})
-        for keep, bits in grid(args.grid)
+        for keep, bits in args.grid
     }
 
 
@@ -84,9 +91,7 @@ def spec(args: argparse.Namespace, folder: str, name: str, tokens: int) -> dict[
         "config": model(args),
         "tokens": tokens,
         "decode": args.decode,
-        "engine": dummy.engine(
-            folder, length, 1, length, {"enforce_eager": True, **json.loads(args.engine)}
-        ),
+        "engine": dummy.engine(folder, length, 1, length, {"enforce_eager": True, **args.engine}),
     }
 
 
@@ -180,9 +185,10 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     from tqdm import tqdm
 
     folder = dummy.write(model(args), (args.out / "model").absolute())
-    lengths = sorted(int(tokens) for tokens in args.tokens.split(","))
     results, failed = [], 0
-    jobs = tqdm([(name, tokens) for tokens in lengths for name in settings(args)], unit="cell")
+    jobs = tqdm(
+        [(name, tokens) for tokens in sorted(args.tokens) for name in settings(args)], unit="cell"
+    )
     for name, tokens in jobs:
         jobs.set_description(f"{name}, {tokens}")
         slug = f"{name.replace(', ', '-').replace(' ', '')}-{tokens}.json"
@@ -191,7 +197,7 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
             results.append(
                 cells.run("entropykv_vllm.evaluation.memory_cell", cell, args.out / slug)
             )
-        except RuntimeError as error:
+        except RunError as error:
             tqdm.write(str(error), file=sys.stderr)
             failed += 1
     return results, failed

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, divergence, engines, pool, presets, table
+from entropykv_vllm.errors import RunError
+from entropykv_vllm.evaluation import cells, divergence, engines, options, pool, presets, table
 from entropykv_vllm.model.fetch import NAME
 
 PRESETS = tuple(name for name, policy in presets.PRESETS.items() if policy == "entropykv")
@@ -48,7 +49,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
     p.add_argument("--texts", type=int, default=8, help="texts a cell (default: 8)")
     p.add_argument("--steps", type=int, default=48, help="tokens to decode (default: 48)")
-    p.add_argument("--config", default="{}", help="eviction settings for all cells, as JSON")
+    p.add_argument(
+        "--config", type=options.settings, default="{}", help="settings for all cells, as JSON"
+    )
     p.add_argument(
         "--kv-cache-dtype", default="bfloat16", help="of all but the yardstick (%(default)s)"
     )
@@ -140,9 +143,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
             try:
                 results.append(run(args, name, progress))
-            except RuntimeError as error:
+            except RunError as error:
                 if name == FULL:
-                    raise SystemExit(str(error)) from None
+                    raise
                 tqdm.write(str(error), file=sys.stderr)
             progress(args.texts, args.texts)
     return results
@@ -157,7 +160,6 @@ def run(args: argparse.Namespace, name: str, progress: Any) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
-    args.config = json.loads(args.config)
     engines.check_length(args.model, args.tokens, args.steps, "the steps")
     results = measure(args)
     text = table.render(HEADER, rows(results))

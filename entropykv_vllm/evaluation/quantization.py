@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import corpus, divergence, engines, passages, table
 from entropykv_vllm.evaluation.variants import VARIANTS, Variant
 from entropykv_vllm.model.fetch import NAME
@@ -130,7 +131,7 @@ def check(args: argparse.Namespace) -> None:
     """Refuse texts that are too long for the model, and those without an old part."""
     engines.check_length(args.model, args.tokens, args.steps, "the steps")
     if not 0 <= args.window < args.tokens:
-        raise SystemExit(f"--window {args.window}: nothing of {args.tokens} tokens would be old")
+        raise UsageError(f"--window {args.window}: nothing of {args.tokens} tokens would be old")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation.processes import started
 
 SERVED_NAME = "smollm2"
@@ -68,7 +69,7 @@ def _wait(url: str, child: subprocess.Popen[str], log: Path) -> None:
     while not is_ready(url):
         if child.poll() is not None or time.monotonic() > end:
             tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
-            raise RuntimeError(f"the server did not start, see {log}:\n{tail}")
+            raise RunError(f"the server did not start, see {log}:\n{tail}")
         time.sleep(0.5)
 
 

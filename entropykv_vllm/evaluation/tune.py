@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.settings import load
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import calibrate, engines, scoring, table
 from entropykv_vllm.evaluation.calibration import allocation, check, profile, scan, search
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
@@ -158,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         net, found = measure(args)
     except ValueError as error:
-        raise SystemExit(str(error)) from None
+        raise UsageError(str(error)) from None
     header = ["settings", "held %", "times smaller", "right % (95 %)", "KL"]
     print(f"\n{table.render(header, rows(found, args.texts))}\n")
     winner = best(found, args.target_accuracy)

@@ -26,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.model.sources import SMOLLM2, SOURCES, Part, Source
 
 NAME = SMOLLM2.folder
@@ -41,7 +42,7 @@ CHUNK_BYTES = 2**20
 STDERR = 2
 
 
-class FetchError(Exception):
+class FetchError(RunError):
     """The model could not be fetched; the text is one sentence for the user."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from entropykv_vllm.config.settings import EvictionConfig
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.plan import flags
 from entropykv_vllm.plan.answer import memory_answer
 from entropykv_vllm.plan.capacity import capacity
@@ -22,15 +22,14 @@ from entropykv_vllm.serving.settings import page_size
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print what fits, or the tiers of a plan; the exit code."""
+    """Print what fits, or the tiers of a plan; return the exit status."""
     parser = flags.parser()
     args, rest = parser.parse_known_args(argv)
     dotted = flags.dotted(rest, parser)
     try:
         report, text = _answer(args, dotted)
     except ValueError as error:
-        print(f"entropykv: error: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(str(error)) from None
     print(json.dumps(report, indent=2) if args.json else text)
     return 0
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.evaluation import corpus
 from entropykv_vllm.evaluation.eval import (
     command,
@@ -133,20 +134,15 @@ def test_the_table_its_numbers_and_the_cells_are_written(model, calls, tmp_path)
     ("more", "sentence"),
     [
         (("--tasks", "chess"), "'chess' is not a task: choose of needle"),
-        (("--policies", "best"), "'best' is not a policy: choose of entropykv"),
         (("--bits", "5"), "bits is 5"),
         (("--keeps", "1.5"), "keep is 1.5"),
-        (("--tokens", "4090"), "--tokens 4090: this model reads 4096"),
+        (("--tokens", "4090"), "4090 tokens are too many: this model reads 4096"),
         (("--tokens", "1000", "--question", "before"), "a multiple of 64"),
-        (("--depths", "0.9,0.1"), "--depths are two numbers"),
-        (("--config", "{"), "--config is not valid JSON"),
-        (("--config", "3"), "--config is a JSON object"),
         (("--config", '{"window": 32}'), "norm-1-8 has a window of 32 tokens"),
         (("--model", "/nowhere"), "'/nowhere' is not a folder of a language model"),
         (("--backend", "cloud"), "'cloud' is no backend"),
         (("--backend", "http://127.0.0.1:9/v1", "--kl"), "--kl needs the offline"),
         (("--backend", "http://127.0.0.1:9/v1", "--question", "before"), "--question before needs"),
-        (("--backend", "http://127.0.0.1:9/v1"), "9/v1/completions does not answer"),
         (("--text", "/nowhere.txt"), "--text /nowhere.txt cannot be read"),
         (("--tokens", "64"), "needle in 64 tokens: what is to be hidden needs"),
         (("--prompts", "0"), "nothing is asked for"),
@@ -157,16 +153,22 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(
     model, calls, tmp_path, more, sentence, monkeypatch
 ):
     monkeypatch.setattr("entropykv_vllm.evaluation.engines.model_folder", lambda name: name)
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(UsageError) as refused:
         command.main(words(model, tmp_path, *more))
     assert sentence in str(refused.value)
     assert calls == []
 
 
+def test_a_server_that_does_not_answer_is_no_wrong_use(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("entropykv_vllm.evaluation.engines.model_folder", lambda name: model)
+    with pytest.raises(RunError, match="9/v1/models does not answer"):
+        command.main(["--backend", "http://127.0.0.1:9/v1", "--out", str(tmp_path)])
+
+
 def test_a_text_of_ones_own_is_used_and_must_be_long_enough(model, calls, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("A sentence of forty-two characters, this. " * 10)
-    with pytest.raises(SystemExit, match="the text has 420 tokens, and 1024 are needed"):
+    with pytest.raises(UsageError, match="the text has 420 tokens, and 1024 are needed"):
         command.main(words(model, tmp_path, "--text", str(path)))
     path.write_text("Long " * 400)
     assert command.main(words(model, tmp_path, "--text", str(path))) == 0
@@ -268,7 +270,7 @@ def test_an_engine_that_fails_is_reported_and_left_out(model, tmp_path, monkeypa
 
     def run(module, spec, path, step):
         if spec["policy"] == "none":
-            raise RuntimeError("the engine is out of luck")
+            raise RunError("the engine is out of luck")
 
     steps = []
     monkeypatch.setattr(engine.cells, "run", run)

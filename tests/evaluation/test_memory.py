@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from entropykv_vllm.config.settings import preset_names
+from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.evaluation import dummy, engines, memory, memory_cell, presets
 from entropykv_vllm.evaluation.drive import Sample
 
@@ -94,7 +95,7 @@ def test_all_presets_are_measured_with_their_policies():
     for policy, eviction in presets.chosen(",".join(presets.PRESETS)).values():
         assert engines.policy_arguments({"policy": policy, "eviction": eviction})
     assert presets.chosen("") == {}
-    with pytest.raises(SystemExit, match="'fast' is not a preset"):
+    with pytest.raises(UsageError, match="'fast' is not a preset"):
         presets.chosen("fast")
 
 
@@ -108,7 +109,7 @@ def test_prompts_of_random_tokens_share_no_prefix():
 def test_failed_cells_are_reported_and_the_rest_is_kept(tmp_path, monkeypatch):
     def run(module, spec, path):
         if spec["name"] == "max":
-            raise RuntimeError("out of luck")
+            raise RunError("out of luck")
         return {**result(spec["eviction"], 0.5, spec["name"]), "pages of each step": [1]}
 
     monkeypatch.setattr(memory, "cells", SimpleNamespace(run=run))

@@ -3,6 +3,7 @@
 
 import pytest
 
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import pareto
 from entropykv_vllm.evaluation.report import chapters, forms, page, plots, tables
 from entropykv_vllm.evaluation.report.sections import POLICIES, Section, cell, grid, kept
@@ -101,5 +102,5 @@ def test_pictures_are_drawn(tmp_path):
 
 
 def test_what_depends_on_the_matrix_says_so(tmp_path):
-    with pytest.raises(SystemExit, match="'matrix' first"):
+    with pytest.raises(UsageError, match="'matrix' first"):
         chapters.CHAPTERS["long"].sections(tmp_path)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import cells, machine, resident, table
 from entropykv_vllm.evaluation.attention_cost import plot
 
@@ -143,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     if args.query_heads % args.kv_heads:
-        raise SystemExit(f"--kv-heads {args.kv_heads} do not divide --query-heads")
+        raise UsageError(f"--kv-heads {args.kv_heads} do not divide --query-heads")
     room = resident.available() / 2 if args.memory is None else args.memory * 1e9
     rows = measure(args, room)
     text = f"{table.render(HEADER, table_rows(rows))}\n\n{limits_line(args)}"

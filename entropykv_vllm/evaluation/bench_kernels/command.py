@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import cells, machine
 from entropykv_vllm.evaluation.bench_kernels import plot, rows
 from entropykv_vllm.evaluation.bench_kernels.shapes import FORMATS, Shape, cases
@@ -223,15 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from entropykv_vllm.kernels import native
 
     if not native.load():
-        print("entropykv: this package was built without its native kernels", file=sys.stderr)
-        return 1
+        raise RunError("this package was built without its native kernels")
     todo = runs(args)
-    try:
-        results = measure(todo, args.out)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return 1
-    report(results, notes(args, todo), args)
+    report(measure(todo, args.out), notes(args, todo), args)
     return 0
 
 

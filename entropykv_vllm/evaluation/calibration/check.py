@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import engines
 from entropykv_vllm.evaluation.eval import texts
 
@@ -21,25 +22,20 @@ def check(args: argparse.Namespace) -> None:
     """Refuse a model, a length or a text that will not do, and numbers out of their range.
 
     Raises:
-        SystemExit: one sentence that says what is wrong.
+        UsageError: one sentence that says what is wrong.
     """
-    try:
-        engines.check_length(args.model, args.tokens, AFTER, "the question")
-        args.text = texts.describe(args.text)
-    except (OSError, KeyError) as error:
-        raise SystemExit(f"'{args.model}' is not a folder of a language model: {error!r}") from None
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
+    engines.check_length(args.model, args.tokens, AFTER, "the question")
+    args.text = texts.describe(args.text)
     for name in ("keep", "target_accuracy"):
         if not 0 < getattr(args, name, 1) <= 1:
             option = name.replace("_", "-")
-            raise SystemExit(f"--{option} is a share: more than 0, and at most 1")
+            raise UsageError(f"--{option} is a share: more than 0, and at most 1")
     if getattr(args, "window", LEAST_WINDOW) < LEAST_WINDOW:
-        raise SystemExit(f"--window must hold the question: {LEAST_WINDOW} or more")
+        raise UsageError(f"--window must hold the question: {LEAST_WINDOW} or more")
     if args.tokens < SHORTEST:
-        raise SystemExit(f"--tokens must be {SHORTEST} or more: nothing of a shorter text is old")
+        raise UsageError(f"--tokens must be {SHORTEST} or more: nothing of a shorter text is old")
     if args.texts < 1:
-        raise SystemExit("--texts must be 1 or more")
+        raise UsageError("--texts must be 1 or more")
 
 
 def sentences(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from entropykv_vllm.evaluation import engines
@@ -24,7 +23,7 @@ def check(args: argparse.Namespace) -> None:
     """Complete the arguments, and refuse what cannot be measured.
 
     Raises:
-        ValueError, SystemExit: one sentence that says what is wrong.
+        ValueError: one sentence that says what is wrong.
     """
     args.tasks = list(TASKS) if args.tasks == ["all"] else args.tasks
     if args.policies is None:
@@ -34,9 +33,6 @@ def check(args: argparse.Namespace) -> None:
             raise ValueError(f"'{task}' is not a task: choose of {', '.join(TASKS)}")
     if (not args.tasks and not args.kl) or not args.tokens or args.prompts < 1:
         raise ValueError("nothing is asked for: name tasks, tokens and prompts")
-    if len(args.depths) != 2 or not 0 <= args.depths[0] <= args.depths[1] <= 1:
-        raise ValueError("--depths are two numbers from 0 to 1, the lower one first")
-    args.config = _config(args.config)
     args.text = texts.describe(args.text)
     if args.backend.startswith(("http://", "https://")):
         _check_endpoint(args)
@@ -44,16 +40,6 @@ def check(args: argparse.Namespace) -> None:
         _check_model(args)
     else:
         raise ValueError(f"'{args.backend}' is no backend: offline, engine, or http://HOST:PORT/v1")
-
-
-def _config(text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--config is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError('--config is a JSON object of settings, such as {"window": 128}')
-    return values
 
 
 def _check_endpoint(args: argparse.Namespace) -> None:
@@ -71,19 +57,12 @@ def _check_model(args: argparse.Namespace) -> None:
     for tokens in args.tokens:
         for task in args.tasks:
             more = PRIMER + TASKS[task].answer_tokens
-            _check_length(args.model, tokens, more, f"the answers of {task}")
+            engines.check_length(args.model, tokens, more, f"the answers of {task}")
             _check_windows(args, tokens, more)
         if args.kl:
-            _check_length(args.model, tokens, texts.STEPS, "what follows")
+            engines.check_length(args.model, tokens, texts.STEPS, "what follows")
         if args.question == "before" and tokens % PAGE:
             raise ValueError(f"--tokens {tokens}: with --question before, a multiple of {PAGE}")
-
-
-def _check_length(model: str, tokens: int, more: int, what: str) -> None:
-    try:
-        engines.check_length(model, tokens, more, what)
-    except (OSError, KeyError) as error:
-        raise ValueError(f"'{model}' is not a folder of a language model: {error!r}") from None
 
 
 def _check_windows(args: argparse.Namespace, tokens: int, more: int) -> None:

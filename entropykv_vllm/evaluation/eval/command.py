@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from entropykv_vllm.evaluation import divergence, engines
+from entropykv_vllm.errors import UsageError
+from entropykv_vllm.evaluation import divergence, engines, options
 from entropykv_vllm.evaluation.eval import check, plot, rows, run
+from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.tasks import TASKS
 from entropykv_vllm.model.fetch import NAME
-
-T = TypeVar("T")
 
 _SO = "(default: %(default)s)"
 _TASKS = f"all, or of {', '.join(TASKS)} {_SO}"
@@ -35,25 +35,25 @@ def parser() -> argparse.ArgumentParser:
         default="offline",
         help="offline (default), engine, or http://HOST:PORT/v1 of a server with its own cache",
     )
-    add("--tasks", type=_list(str), default="needle,word,copy", help=_TASKS)
-    add("--tokens", type=_list(int), default="2048", help=f"lengths of context and question {_SO}")
-    add("--depths", type=_list(float), default="0,1", help="where facts lie, of 0,1 (all over)")
+    add("--tasks", type=words(str), default="needle,word,copy", help=_TASKS)
+    add("--tokens", type=words(int), default="2048", help=f"lengths of context and question {_SO}")
+    add("--depths", type=options.depths, default="0,1", help="where facts lie (0,1: all over)")
     add("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
     add("--text", type=Path, help="a text file to hide facts in (default: English prose)")
     add(
         "--policies",
-        type=_list(str),
+        type=options.policies,
         help="default: entropykv,sink, and none where presets are named",
     )
     add(
         "--keeps",
-        type=_list(float),
+        type=words(float),
         default="1,0.5,0.25",
         help=f"shares of the old tokens to keep {_SO}",
     )
-    add("--bits", type=_list(int), default="16,8,4", help=f"bits of the old tokens {_SO}")
+    add("--bits", type=words(int), default="16,8,4", help=f"bits of the old tokens {_SO}")
     add("--presets", default="", help="presets to measure too, as they are")
-    add("--config", default="{}", help="eviction settings for all policies, as JSON")
+    add("--config", type=options.settings, default="{}", help="settings for all policies, as JSON")
     add(
         "--question",
         choices=("after", "before"),
@@ -64,14 +64,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("results/eval"), help="default: %(default)s")
     return p
-
-
-def _list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    def parse(words: str) -> list[T]:
-        return list(dict.fromkeys(kind(word) for word in words.split(",") if word))
-
-    parse.__name__ = f"list of {kind.__name__}"
-    return parse
 
 
 def write(results: list[dict[str, Any]], out: Path) -> None:
@@ -94,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(args.tokenizer))
         check.check_text(args, tokenizer)
         results = run.run(args, tokenizer, run.groups(args))
-    except (ValueError, RuntimeError) as error:
-        raise SystemExit(f"entropykv eval: {error}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if not results:
         return 1
     write(results, args.out)

@@ -20,7 +20,7 @@ def answers(tokenizer: Any, jobs: Sequence[Job], progress: Callable[[int, int], 
     """Let the server answer the prompts of one task.
 
     Raises:
-        RuntimeError: if it fails or refuses, in one sentence.
+        RunError: if it fails or refuses, in one sentence.
     """
     if not (jobs := missing(jobs)):
         return

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import cells, engines, pool
 from entropykv_vllm.evaluation.eval import texts
 from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE, Job, digest
@@ -85,6 +86,6 @@ def _run(jobs: Sequence[Job], each: int, progress: Progress) -> None:
 
         try:
             cells.run(MODULE, job.spec, job.path, step)
-        except RuntimeError as error:
+        except RunError as error:
             tqdm.write(str(error), file=sys.stderr)
         step(each, each)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from entropykv_vllm.config.settings import POLICIES, EvictionConfig, load
+from entropykv_vllm.config.settings import EvictionConfig, load
 from entropykv_vllm.evaluation import engines, presets
 
 
@@ -47,11 +47,7 @@ def settings(
 
     Raises:
         ValueError: if a name or a setting is wrong, in one sentence.
-        SystemExit: if a preset is.
     """
-    for policy in policies:
-        if policy not in POLICIES:
-            raise ValueError(f"'{policy}' is not a policy: choose of {', '.join(POLICIES)}")
     found = [FULL, *_grid(policies, keeps, bits, config, tokens), *_presets(names)]
     for setting in found[1:]:
         setting.config()

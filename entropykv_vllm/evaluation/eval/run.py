@@ -60,7 +60,8 @@ def run(args: argparse.Namespace, tokenizer: Any, wanted: Sequence[Group]) -> li
     """Run what has no result yet, and return all results in the order of the table.
 
     Raises:
-        ValueError, RuntimeError: if the model, the settings or the server do not work, in words.
+        ValueError: if the model and the settings do not go together, in words.
+        RunError: if a server does not answer.
     """
     from tqdm import tqdm
 

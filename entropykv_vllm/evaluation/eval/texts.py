@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import corpus, passages
 from entropykv_vllm.evaluation.tasks import TASKS, Case
 
@@ -22,7 +23,7 @@ def describe(path: Path | None) -> dict[str, str] | None:
     """Return the name of a text file and the digest of its content; None is the corpus.
 
     Raises:
-        ValueError: if it cannot be read as text.
+        UsageError: if it cannot be read as text.
     """
     if path is None:
         return None
@@ -33,7 +34,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--text {path} cannot be read: {error}") from None
+        raise UsageError(f"--text {path} cannot be read: {error}") from None
 
 
 def sentences(tokenizer: Any, text: dict[str, str] | None) -> list[list[int]]:

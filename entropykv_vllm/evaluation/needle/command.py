@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.settings import load
-from entropykv_vllm.evaluation import cells, corpus, engines, pool, prompts, scoring, table
+from entropykv_vllm.errors import RunError, UsageError
+from entropykv_vllm.evaluation import cells, corpus, engines, options, pool, prompts, scoring, table
 from entropykv_vllm.evaluation.needle import plot
 from entropykv_vllm.evaluation.needle.cell import ANSWER_TOKENS
+from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.presets import chosen
 from entropykv_vllm.evaluation.prompts import QUESTION
 from entropykv_vllm.model.fetch import NAME
@@ -31,13 +33,27 @@ def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     p = argparse.ArgumentParser(prog="entropykv needle", description=__doc__.split("\n")[0])
     p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
-    p.add_argument("--policies", default=",".join(engines.POLICIES), help="default: %(default)s")
-    p.add_argument("--keeps", default="0.75,0.5,0.25", help="shares of the old tokens to keep")
+    p.add_argument(
+        "--policies",
+        type=options.policies,
+        default=",".join(engines.POLICIES),
+        help="default: %(default)s",
+    )
+    p.add_argument(
+        "--keeps",
+        type=words(float),
+        default="0.75,0.5,0.25",
+        help="shares of the old tokens to keep",
+    )
     p.add_argument("--presets", default="", help="presets to measure too, in a bfloat16 cache")
     p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
     p.add_argument("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
-    p.add_argument("--depths", default="0,1", help="where needles lie, of 0,1 (default: all over)")
-    p.add_argument("--config", default="{}", help="eviction settings for all cells, as JSON")
+    p.add_argument(
+        "--depths", type=options.depths, default="0,1", help="where needles lie (0,1: all over)"
+    )
+    p.add_argument(
+        "--config", type=options.settings, default="{}", help="settings for all cells, as JSON"
+    )
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", type=Path, help="folder of the results (default: results/needle-...)")
     return p
@@ -47,13 +63,13 @@ def check(args: argparse.Namespace) -> None:
     """Refuse a window that the question does not fit into, and prompts too long for the model."""
     from transformers import AutoTokenizer
 
+    engines.check_length(args.model, args.tokens, ANSWER_TOKENS, "the answer")
     ids = AutoTokenizer.from_pretrained(engines.model_folder(args.model)).encode(
         QUESTION, add_special_tokens=False
     )
     needed, window = len(ids) + ANSWER_TOKENS, args.config.get("window", engines.WINDOW)
     if window < needed:
-        raise SystemExit(f"the window of {window} tokens must cover the question: {needed} or more")
-    engines.check_length(args.model, args.tokens, ANSWER_TOKENS, "the answer")
+        raise UsageError(f"the window of {window} tokens must cover the question: {needed} or more")
 
 
 def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:
@@ -70,7 +86,7 @@ def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:
         "tokens": args.tokens,
         "prompts": args.prompts,
         "seed": args.seed,
-        "depths": [float(depth) for depth in args.depths.split(",")],
+        "depths": args.depths,
         "engine": {
             "max_model_len": length,
             "max_num_seqs": TOGETHER,
@@ -83,10 +99,9 @@ def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:
 def grid(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Return the cells of policies and keep ratios, by name."""
     return [
-        (f"{policy}-{float(keep):g}", spec(args, policy, float(keep)))
-        for policy in args.policies.split(",")
-        for keep in args.keeps.split(",")
-        if policy not in ("none", "")
+        (f"{policy}-{keep:g}", spec(args, policy, keep))
+        for policy in args.policies
+        for keep in args.keeps
     ]
 
 
@@ -105,9 +120,8 @@ def crowded(args: argparse.Namespace) -> list[bool]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(args.model))
-    low, high = map(float, args.depths.split(","))
     book = corpus.encode(tokenizer)
-    cases = prompts.build(tokenizer, book, args.tokens, args.prompts, args.seed, (low, high))
+    cases = prompts.build(tokenizer, book, args.tokens, args.prompts, args.seed, tuple(args.depths))
     return [prompts.among_numbers(tokenizer, case) for case in cases]
 
 
@@ -172,7 +186,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 results.append(
                     cells.run("entropykv_vllm.evaluation.needle.cell", cell, result, progress)
                 )
-            except RuntimeError as error:
+            except RunError as error:
                 tqdm.write(str(error), file=sys.stderr)
             progress(args.prompts, args.prompts)
     return results
@@ -181,7 +195,6 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
-    args.config = json.loads(args.config)
     args.out = args.out or Path(f"results/needle-{args.tokens}")
     check(args)
     results = measure(args)

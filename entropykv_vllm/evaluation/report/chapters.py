@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.settings import load
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation.calibration import allocation
 from entropykv_vllm.evaluation.offline import runs
 from entropykv_vllm.evaluation.report import against, forms, plots, tables
@@ -81,7 +82,7 @@ def best(folder: Path, count: int = 5) -> list[str]:
     section = _matrix(folder)[0]
     results = runs.stored(folder / f"{section.name}.jsonl", section.spec())
     if not results:
-        raise SystemExit("measure the chapter 'matrix' first: the best of it go on")
+        raise UsageError("measure the chapter 'matrix' first: the best of it go on")
     scores = dict.fromkeys(POLICIES, 0.0)
     for i, one in enumerate(section.cells):
         if one.policy in scores and one.eviction.get("bits", 16) == 16:

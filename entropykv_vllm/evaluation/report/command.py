@@ -10,6 +10,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from entropykv_vllm.errors import UsageError
+from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.evaluation.report import chapters, measure, page
 from entropykv_vllm.evaluation.report.sections import Section
@@ -20,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="entropykv report", description=(__doc__ or "").split("\n")[0])
     p.add_argument(
         "--chapters",
+        type=words(str),
         default=",".join(chapters.CHAPTERS),
         help="what to measure, of %(default)s (default: all)",
     )
@@ -48,12 +51,11 @@ def measured(section: Section, folder: Path, stored: bool) -> list:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
-    wanted = [name for name in args.chapters.split(",") if name]
-    for name in wanted:
+    for name in args.chapters:
         if name not in chapters.CHAPTERS:
-            raise SystemExit(f"'{name}' is not a chapter: choose of {', '.join(chapters.CHAPTERS)}")
+            raise UsageError(f"'{name}' is not a chapter: choose of {', '.join(chapters.CHAPTERS)}")
     tables: dict[str, str] = {}
-    for name in wanted:
+    for name in args.chapters:
         chapter = chapters.CHAPTERS[name]
         found = [(s, measured(s, args.data, args.stored)) for s in chapter.sections(args.data)]
         if all(results for _, results in found):

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of options that several commands share; argparse says what is wrong with a value."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from entropykv_vllm.config.policies import MODULES
+
+T = TypeVar("T")
+
+
+def words(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return the type of a list with commas between its items, each of which counts once."""
+
+    def parse(text: str) -> list[T]:
+        return list(dict.fromkeys(kind(word) for word in text.split(",") if word))
+
+    parse.__name__ = f"list of {kind.__name__}"
+    return parse
+
+
+def policies(text: str) -> list[str]:
+    """Read names of policies, with commas between them."""
+    found = words(str)(text)
+    for name in found:
+        if name not in MODULES:
+            raise ArgumentTypeError(f"'{name}' is not a policy: choose of {', '.join(MODULES)}")
+    return found
+
+
+def settings(text: str) -> dict[str, Any]:
+    """Read a JSON object of settings."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ArgumentTypeError(f"not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ArgumentTypeError('a JSON object of settings is wanted, such as {"window": 128}')
+    return values
+
+
+def depths(text: str) -> list[float]:
+    """Read two depths, from 0 to 1."""
+    found = [float(word) for word in text.split(",")]
+    if len(found) != 2 or not 0 <= found[0] <= found[1] <= 1:
+        raise ArgumentTypeError("two numbers from 0 to 1 are wanted, the lower one first")
+    return found
