@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 from torch import Tensor
 
 from entropykv_vllm.config.settings import EvictionConfig
@@ -12,76 +15,81 @@ from entropykv_vllm.kernels.scores import OBSERVED, SCORES
 from entropykv_vllm.plan.schedule import MoveKind
 
 
-def carry_out(
-    cache: Tensor,
-    kind: MoveKind,
-    src: Tensor,
-    dst: Tensor,
-    sinks: Tensor,
-    settings: EvictionConfig,
-    bits: int,
-    mass: Tensor | None,
-) -> None:
-    """Carry out moves of one kind and shape on one layer's pages, in their order.
+@dataclass(frozen=True)
+class Batch:
+    """Moves of one kind and shape in tiers of `bits` bits, in their order.
+
+    `src`, int64 ``[moves, s]``, and `dst`, int64 ``[moves, m]``, are pages; `sinks`, integers
+    ``[moves]``, are the leading tokens that must stay.
+    """
+
+    kind: MoveKind
+    bits: int
+    src: Tensor
+    dst: Tensor
+    sinks: Tensor
+
+    @property
+    def bits_read(self) -> int:
+        """The bits of the `src` pages: hot ones have 16."""
+        return 16 if self.kind == "collapse" else self.bits
+
+    def singly(self) -> Iterator[Batch]:
+        """The moves one by one."""
+        parts = self.src.split(1), self.dst.split(1), self.sinks.split(1)
+        for src, dst, sinks in zip(*parts, strict=True):
+            yield replace(self, src=src, dst=dst, sinks=sinks)
+
+
+def carry_out(cache: Tensor, batch: Batch, settings: EvictionConfig, mass: Tensor | None) -> None:
+    """Carry out moves on one layer's pages.
 
     Args:
         cache: the layer's, written in place, as in `kernels.reference`.
-        kind: see `plan.schedule.MoveKind`.
-        src: int64 ``[moves, s]``.
-        dst: int64 ``[moves, m]``.
-        sinks: integers ``[moves]``.
+        batch: the moves.
         settings: the policy and the selection.
-        bits: of the tier's cold pages.
         mass: float32 ``[pages, heads, slots]``, if the policy reads attention; written in place.
     """
     if settings.policy in native.SCORES:
-        move(cache, kind, src, dst, sinks, settings, bits)
+        move(cache, batch, settings)
         return
     # A move may read what the one before it wrote, so its scores can be made only then.
-    for one in zip(src.split(1), dst.split(1), sinks.split(1), strict=True):
-        scores = _scores(settings.policy, cache, kind, one[0], bits, mass)
-        move(cache, kind, *one, settings, bits, scores, mass)
+    for one in batch.singly():
+        move(cache, one, settings, _scores(settings.policy, cache, one, mass), mass)
 
 
 def move(
     cache: Tensor,
-    kind: MoveKind,
-    src: Tensor,
-    dst: Tensor,
-    sinks: Tensor,
+    batch: Batch,
     settings: EvictionConfig,
-    bits: int,
     scores: Tensor | None = None,
     side: Tensor | None = None,
 ) -> None:
     """As `carry_out`, by scores ``[moves, heads, tokens]`` or else the kernels' own.
 
     Args:
+        cache: as there, and so are the next two.
+        batch: the moves.
+        settings: the policy and the selection.
+        scores: float32 ``[moves, heads, tokens]``, made before the first of the moves.
         side: float32 ``[pages, heads, slots]``, numbers that travel with their tokens.
     """
-    policy = settings.policy
+    pages = batch.src, batch.dst, batch.sinks
     given = None if scores is None else scores.contiguous()
     # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
-    if kind == "drop" and bits < 16:
-        ops.drop(cache, src, dst, sinks, policy, bits, given, side)
+    if batch.kind == "drop" and batch.bits < 16:
+        ops.drop(cache, *pages, settings.policy, batch.bits, given, side)
         return
-    read, choice = bits_read(kind, bits), settings.selection
-    ops.collapse(cache, src, dst, sinks, policy, *choice, read, bits, given, side)
+    bits = batch.bits_read, batch.bits
+    ops.collapse(cache, *pages, settings.policy, *settings.selection, *bits, given, side)
 
 
-def bits_read(kind: MoveKind, bits: int) -> int:
-    """The bits of the pages that a move of a tier with `bits` reads: hot ones have 16."""
-    return 16 if kind == "collapse" else bits
-
-
-def _scores(
-    policy: str, cache: Tensor, kind: MoveKind, src: Tensor, bits: int, mass: Tensor | None
-) -> Tensor:
+def _scores(policy: str, cache: Tensor, batch: Batch, mass: Tensor | None) -> Tensor:
     """Scores ``[moves, heads, tokens]`` that the kernels do not know."""
-    read = bits_read(kind, bits)
     if policy in OBSERVED:
         assert mass is not None
-        held = mass[src][..., : cold_capacity(cache, read)]
+        held = mass[batch.src][..., : cold_capacity(cache, batch.bits_read)]
         return OBSERVED[policy].score(held.transpose(1, 2).flatten(2))
-    keys, values = (x.transpose(1, 2).flatten(2, 3) for x in read_cold(cache, src, read))
+    read = read_cold(cache, batch.src, batch.bits_read)
+    keys, values = (x.transpose(1, 2).flatten(2, 3) for x in read)
     return SCORES[policy](keys, values)

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from entropykv_vllm.attention import backends, masses
 from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.kernels import hugepages, ops
-from entropykv_vllm.kernels.moves import carry_out
+from entropykv_vllm.kernels.moves import Batch, carry_out
 from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.moves import PageMove, rewritten_rows
 from entropykv_vllm.pages.spec import TierSpec, tier_spec
@@ -133,12 +133,14 @@ class EvictionWorkerMixin:
 
     def _move_pages(self, moves: list[PageMove]) -> None:
         """Carry out moves of one shape, in their order: each reads its pages before it writes."""
-        tier, kind = self._tier_layers[moves[0].group], moves[0].kind
-        src = torch.tensor([move.src for move in moves])
-        dst = torch.tensor([move.dst for move in moves])
-        sinks = torch.tensor([move.sinks for move in moves])
+        tier = self._tier_layers[moves[0].group]
+        src, dst, sinks = (
+            torch.tensor([getattr(move, name) for move in moves])
+            for name in ("src", "dst", "sinks")
+        )
+        batch = Batch(moves[0].kind, tier.plan.bits, src, dst, sinks)
         for cache, mass in zip(tier.caches, tier.masses, strict=True):
-            carry_out(cache, kind, src, dst, sinks, self.eviction, tier.plan.bits, mass)
+            carry_out(cache, batch, self.eviction, mass)
 
     def _rewrite_rows(self, moves: list[PageMove], new: set[str]) -> None:
         """Put the survivors' pages and the holes into the runner's copies of the table rows.

@@ -15,7 +15,7 @@ from entropykv_vllm.evaluation.tasks.grades import (
     share_of_numbers,
     words_in_order,
 )
-from entropykv_vllm.evaluation.tasks.prose import hide
+from entropykv_vllm.evaluation.tasks.prose import Place, hide
 from tests.evaluation.letters import Letters
 
 ALL_OVER = (0.0, 1.0)
@@ -93,7 +93,7 @@ def test_too_few_tokens_are_refused(tokenizer, book, name):
 def test_facts_of_one_place_keep_their_order(tokenizer):
     prose = [[ord("a")] * 10, [ord("b")] * 10]
     facts = [(0.5, [ord("1")]), (0.0, [ord("0")]), (0.52, [ord("2")]), (1.0, [ord("3")])]
-    found = tokenizer.decode(hide(tokenizer, prose, 0, 25, facts))
+    found = tokenizer.decode(hide(Place(tokenizer, prose, 0, 25), [], facts))
     assert found == "0" + "a" * 10 + "12" + "b" * 10 + "3"
 
 

@@ -19,6 +19,7 @@ from entropykv_vllm.evaluation.offline.cell import Layout
 from entropykv_vllm.evaluation.offline.model import Call, Model
 from entropykv_vllm.evaluation.offline.reading import Reading
 from entropykv_vllm.kernels import moves, native, ops
+from entropykv_vllm.kernels.formats import cold_capacity
 from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.plan import schedule
 from entropykv_vllm.plan.schedule import Move, TierPlan
@@ -95,38 +96,31 @@ class Pages:
         alike: list[Move],
     ) -> None:
         layout, first = self.layouts[cell], [self.first(cell, layer) for layer in layers]
-        src = torch.tensor([[f + e for e in m.src] for m in alike for f in first])
-        dst = torch.tensor([[f + p.entry for p in m.dst] for m in alike for f in first])
-        sinks = torch.tensor([m.sinks for m in alike for _ in first])
-        moves.move(
-            self.cache,
+        batch = moves.Batch(
             alike[0].kind,
-            src,
-            dst,
-            sinks,
-            layout.config,
             plan.bits,
-            scores=self._scores(reading, layout, layers * len(alike), src, plan, alike[0], at),
-            side=self.positions,
+            src=torch.tensor([[f + e for e in m.src] for m in alike for f in first]),
+            dst=torch.tensor([[f + p.entry for p in m.dst] for m in alike for f in first]),
+            sinks=torch.tensor([m.sinks for m in alike for _ in first]),
         )
+        scores = self._scores(reading, layout, layers * len(alike), batch, at)
+        moves.move(self.cache, batch, layout.config, scores, side=self.positions)
 
     def _scores(
         self,
         reading: Reading,
         layout: Layout,
         layers: list[int],
-        src: Tensor,
-        plan: TierPlan,
-        move: Move,
+        batch: moves.Batch,
         at: int,
     ) -> Tensor | None:
         """Scores that are not those of the pages' bytes alone, ``[moves, heads, tokens]``."""
         if _native(layout):
             return None
-        tokens = self.page if move.kind == "collapse" else plan.cold
-        where = self.positions[src][..., :tokens].transpose(1, 2).flatten(2).long()
+        tokens = cold_capacity(self.cache, batch.bits_read)
+        where = self.positions[batch.src][..., :tokens].transpose(1, 2).flatten(2).long()
         if (name := layout.cell.score or layout.config.policy) not in OBSERVED:
-            return variants.scores(name, self.cache, src, plan, move.kind, where, self.frequencies)
+            return variants.scores(name, self.cache, batch, where, self.frequencies)
         seen = OBSERVED[name]
         mass = reading.mass(seen.queries, at)[layers]
         return seen.score(mass.gather(2, where))

@@ -9,31 +9,27 @@ import torch
 from torch import Tensor
 
 from entropykv_vllm.kernels.formats import read_cold
-from entropykv_vllm.kernels.moves import bits_read
+from entropykv_vllm.kernels.moves import Batch
 from entropykv_vllm.kernels.scores import SCORES
-from entropykv_vllm.plan.schedule import MoveKind, TierPlan
 
 
 def scores(
     name: str,
     cache: Tensor,
-    src: Tensor,
-    plan: TierPlan,
-    kind: MoveKind,
+    batch: Batch,
     positions: Tensor,
     frequencies: Tensor,
 ) -> Tensor:
-    """Scores ``[moves, heads, tokens]`` of the tokens in `src` pages, by a variant's name.
+    """Scores ``[moves, heads, tokens]`` of the tokens that moves read, by a variant's name.
 
     Args:
         name: one of `VARIANTS`, or any score of `kernels.scores`.
-        cache: the pages, of which `src`, int64 ``[moves, pages]``, are read.
-        plan: the tier's.
-        kind: of the move.
+        cache: the pages.
+        batch: the moves.
         positions: int64 ``[moves, heads, tokens]``.
         frequencies: float32 ``[head_size / 2]``, radians a position, of the rotary embedding.
     """
-    pages = read_cold(cache, src, bits_read(kind, plan.bits))
+    pages = read_cold(cache, batch.src, batch.bits_read)
     keys, values = (x.transpose(1, 2).flatten(2, 3).float() for x in pages)
     if name in VARIANTS:
         return VARIANTS[name](keys, values, positions, frequencies)

@@ -9,7 +9,7 @@ from typing import Any
 
 from entropykv_vllm.evaluation.tasks.case import Case, Task
 from entropykv_vllm.evaluation.tasks.grades import first_number
-from entropykv_vllm.evaluation.tasks.prose import encode, hide, places
+from entropykv_vllm.evaluation.tasks.prose import Place, at_places, encode, hide
 from entropykv_vllm.evaluation.tasks.vocabulary import ADJECTIVES, PEOPLE
 
 KEYS = tuple(f"{adjective} {person}" for adjective, person in product(ADJECTIVES, PEOPLE))
@@ -31,41 +31,20 @@ def entries(tokenizer: Any, tokens: int, rng: random.Random) -> list[tuple[str, 
     return found
 
 
-def build(
-    tokenizer: Any,
-    sentences: list[list[int]],
-    tokens: int,
-    count: int,
-    seed: int,
-    depths: tuple[float, float],
-    aware: bool = False,
-) -> list[Case]:
-    """Make cases; what the entries leave of a context is filled with prose at its front."""
-    rng = random.Random(seed)
-    return [
-        case(tokenizer, sentences, start, tokens, aware, depth, rng)
-        for start, depth in places(sentences, count, rng, depths)
-    ]
+def case(place: Place, depth: float, rng: random.Random) -> Case:
+    """Return a case that asks for the entry at `depth`.
 
-
-def case(
-    tokenizer: Any,
-    sentences: list[list[int]],
-    start: int,
-    tokens: int,
-    aware: bool,
-    depth: float,
-    rng: random.Random,
-) -> Case:
-    """Return a case that asks for the entry at `depth`."""
-    found = entries(tokenizer, tokens - RESERVE, rng)
+    What the entries leave of the context is filled with prose at its front.
+    """
+    tokenizer = place.tokenizer
+    found = entries(tokenizer, place.tokens - RESERVE, rng)
     if not found:
-        raise ValueError(f"{tokens} tokens have no room for an entry")
+        raise ValueError(f"{place.tokens} tokens have no room for an entry")
     key, number, _ = found[min(int(depth * len(found)), len(found) - 1)]
     question = encode(tokenizer, f"\n\nWhat is the number of the {key}?")
     listed = [token for _, _, ids in found for token in ids]
-    context = hide(tokenizer, sentences, start, tokens - aware * len(question), [(1.0, listed)])
+    context = hide(place, question, [(1.0, listed)])
     return Case(context, question, encode(tokenizer, f"\nThe {key}:"), (number,), depth)
 
 
-TASK = Task("lookup", "number", 12, build, first_number)
+TASK = Task("lookup", "number", 12, at_places(case), first_number)

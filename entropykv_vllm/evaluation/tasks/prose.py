@@ -23,8 +23,25 @@ class Draft:
     answers: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Prose from sentence `start` on, cut to `tokens` tokens; `aware`: question included."""
+
+    tokenizer: Any
+    sentences: list[list[int]]
+    start: int
+    tokens: int
+    aware: bool
+
+
 def in_prose(draft: Callable[[random.Random, float], Draft]) -> Build:
     """Return a task's `build`: `draft(rng, depth)` makes what is hidden at or after a depth."""
+
+    return at_places(lambda place, depth, rng: fit(place, draft(rng, depth)))
+
+
+def at_places(make: Callable[[Place, float, random.Random], Case]) -> Build:
+    """Return a task's `build`: `make(place, depth, rng)` makes a case."""
 
     def build(
         tokenizer: Any,
@@ -37,7 +54,7 @@ def in_prose(draft: Callable[[random.Random, float], Draft]) -> Build:
     ) -> list[Case]:
         rng = random.Random(seed)
         return [
-            fit(tokenizer, sentences, start, tokens, aware, draft(rng, depth))
+            make(Place(tokenizer, sentences, start, tokens, aware), depth, rng)
             for start, depth in places(sentences, count, rng, depths)
         ]
 
@@ -53,39 +70,31 @@ def places(
     return list(zip(starts, prompts.spread(count, *depths), strict=True))
 
 
-def fit(
-    tokenizer: Any,
-    sentences: list[list[int]],
-    start: int,
-    tokens: int,
-    aware: bool,
-    draft: Draft,
-) -> Case:
-    """Return the case of a draft in prose from sentence `start` on."""
-    question = encode(tokenizer, draft.question)
-    facts = [(depth, encode(tokenizer, text)) for depth, text in draft.facts]
-    context = hide(tokenizer, sentences, start, tokens - aware * len(question), facts)
-    primer = encode(tokenizer, draft.primer)
+def fit(place: Place, draft: Draft) -> Case:
+    """Return the case of a draft."""
+    question = encode(place.tokenizer, draft.question)
+    facts = [(depth, encode(place.tokenizer, text)) for depth, text in draft.facts]
+    context = hide(place, question, facts)
+    primer = encode(place.tokenizer, draft.primer)
     return Case(context, question, primer, draft.answers, min(depth for depth, _ in facts))
 
 
 def hide(
-    tokenizer: Any,
-    sentences: list[list[int]],
-    start: int,
-    tokens: int,
-    facts: Sequence[tuple[float, list[int]]],
+    place: Place, question: Sequence[int], facts: Sequence[tuple[float, list[int]]]
 ) -> list[int]:
-    """Return `tokens` tokens of prose, with each fact between the sentences nearest to its depth.
+    """Return prose in which each fact stands between the sentences nearest to its depth.
+
+    It has the tokens of the place; where those count the question, which is not in it, with that.
 
     Raises:
         ValueError: if no room is left for prose.
     """
-    first = opening(tokenizer)
-    room = tokens - len(first) - sum(len(fact) for _, fact in facts)
+    first = opening(place.tokenizer)
+    room = place.tokens - place.aware * len(question) - len(first)
+    room -= sum(len(fact) for _, fact in facts)
     if room <= 0:
         raise ValueError(f"what is to be hidden needs {1 - room} more tokens")
-    hay = prompts.haystack(sentences, start, room)
+    hay = prompts.haystack(place.sentences, place.start, room)
     ends = [0, *accumulate(map(len, hay))]
     after: dict[int, list[int]] = {end: [] for end in ends}
     for depth, fact in facts:
