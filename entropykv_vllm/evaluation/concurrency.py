@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.settings import POLICIES
-from entropykv_vllm.evaluation import cells, engines, pool, table
+from entropykv_vllm.evaluation import cells, engines, options, pool, table
 from entropykv_vllm.evaluation.options import settings
-from entropykv_vllm.model.fetch import NAME
 
 # name of a value, decimals
 ROWS = {
@@ -36,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="entropykv bench-concurrency", description=(__doc__ or "").split("\n")[0]
     )
-    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+    options.add_model(p)
     p.add_argument("--policy", choices=POLICIES, default="entropykv", help="default: %(default)s")
     p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
     p.add_argument("--config", type=settings, default="{}", help="more eviction settings, as JSON")

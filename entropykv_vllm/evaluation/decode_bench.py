@@ -37,13 +37,10 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--tokens", type=int, default=8192, help="prompt length (default: 8192)")
     p.add_argument("--batches", type=words(int), default="1,4,16", help="requests at a time")
-    p.add_argument("--presets", default=",".join(presets.PRESETS), help="default: %(default)s")
+    options.add_presets(p)
     p.add_argument("--steps", type=int, default=32, help="steps to time (default: 32)")
     p.add_argument("--layers", type=int, default=6, help="layers of the model (default: 6)")
     p.add_argument("--repeats", type=int, default=1)
-    p.add_argument(
-        "--engine", type=options.settings, default="{}", help="more vLLM arguments, as JSON"
-    )
     p.add_argument("--out", type=Path, default=Path("results/decode"))
     return p
 

@@ -15,7 +15,6 @@ from typing import Any
 from entropykv_vllm.evaluation import cells, engines, options, pool, scoring, table
 from entropykv_vllm.evaluation.generation_cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.progress import onto
-from entropykv_vllm.model.fetch import NAME
 
 TOGETHER = 16
 
@@ -25,20 +24,13 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="entropykv generation", description=(__doc__ or "").split("\n")[0]
     )
-    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
-    p.add_argument(
-        "--policies",
-        type=options.policies,
-        default="entropykv,norm,h2o,snapkv,sink",
-        help="default: %(default)s",
-    )
+    options.add_model(p)
+    options.add_policies(p, ("entropykv", "norm", "h2o", "snapkv", "sink"))
     p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
     p.add_argument("--prompt", type=int, default=160, help="tokens of the prompt")
     p.add_argument("--generated", type=int, default=1500, help="tokens decoded after it")
     p.add_argument("--texts", type=int, default=40, help="texts, each asked both ways")
-    p.add_argument(
-        "--config", type=options.settings, default="{}", help="settings for all cells, as JSON"
-    )
+    options.add_config(p)
     p.add_argument("--out", type=Path, default=Path("results/generation"))
     return p
 

@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="entropykv memory", description=(__doc__ or "").split("\n")[0])
     p.add_argument("--tokens", type=words(int), default="8192,32768", help="default: %(default)s")
     p.add_argument("--decode", type=int, default=512, help="tokens to decode (default: 512)")
-    p.add_argument("--presets", default=",".join(presets.PRESETS), help="default: %(default)s")
+    options.add_presets(p)
     p.add_argument(
         "--grid",
         type=grid,
@@ -42,9 +42,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--kv-heads", type=int, default=8)
     p.add_argument("--query-heads", type=int, default=32, help="fewer are faster, in equal memory")
     p.add_argument("--head-size", type=int, default=128)
-    p.add_argument(
-        "--engine", type=options.settings, default="{}", help="more vLLM arguments, as JSON"
-    )
     p.add_argument("--out", type=Path, default=Path("results/memory"))
     return p
 

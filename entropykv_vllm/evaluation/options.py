@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of options that several commands share; argparse says what is wrong with a value."""
+"""Options that several commands share; argparse says what is wrong with a value."""
 
 from __future__ import annotations
 
 import json
-from argparse import ArgumentTypeError
-from collections.abc import Callable
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from entropykv_vllm.config.policies import MODULES
+from entropykv_vllm.evaluation.presets import PRESETS
+from entropykv_vllm.model.fetch import NAME
 
 T = TypeVar("T")
 
@@ -49,3 +51,28 @@ def depths(text: str) -> list[float]:
     if len(found) != 2 or not 0 <= found[0] <= found[1] <= 1:
         raise ArgumentTypeError("two numbers from 0 to 1 are wanted, the lower one first")
     return found
+
+
+def add_model(p: ArgumentParser) -> None:
+    """Add the option of the model that is measured."""
+    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+
+
+def add_policies(p: ArgumentParser, default: Sequence[str]) -> None:
+    """Add the option of the policies that are compared."""
+    p.add_argument(
+        "--policies", type=policies, default=",".join(default), help="default: %(default)s"
+    )
+
+
+def add_config(p: ArgumentParser) -> None:
+    """Add the option of settings that count for all policies and keep ratios."""
+    p.add_argument(
+        "--config", type=settings, default="{}", help="eviction settings for all cells, as JSON"
+    )
+
+
+def add_presets(p: ArgumentParser) -> None:
+    """Add the options of a benchmark that serves presets with a model of random weights."""
+    p.add_argument("--presets", default=",".join(PRESETS), help="default: %(default)s")
+    p.add_argument("--engine", type=settings, default="{}", help="more vLLM arguments, as JSON")

@@ -17,7 +17,6 @@ from typing import Any
 
 from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import cells, divergence, engines, options, pool, presets, table
-from entropykv_vllm.model.fetch import NAME
 
 PRESETS = tuple(name for name, policy in presets.PRESETS.items() if policy == "entropykv")
 # Named KEEP-BITS.
@@ -38,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="entropykv quality", description=(__doc__ or "").split("\n")[0]
     )
-    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+    options.add_model(p)
     p.add_argument(
         "--cells",
         type=names,
@@ -49,9 +48,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
     p.add_argument("--texts", type=int, default=8, help="texts a cell (default: 8)")
     p.add_argument("--steps", type=int, default=48, help="tokens to decode (default: 48)")
-    p.add_argument(
-        "--config", type=options.settings, default="{}", help="settings for all cells, as JSON"
-    )
+    options.add_config(p)
     p.add_argument(
         "--kv-cache-dtype", default="bfloat16", help="of all but the yardstick (%(default)s)"
     )

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import UsageError
-from entropykv_vllm.evaluation import corpus, divergence, engines, passages, table
+from entropykv_vllm.evaluation import corpus, divergence, engines, options, passages, table
 from entropykv_vllm.evaluation.variants import VARIANTS, Variant
-from entropykv_vllm.model.fetch import NAME
 
 HEADER = [
     "keys",
@@ -33,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="entropykv quantization", description=(__doc__ or "").split("\n")[0]
     )
-    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+    options.add_model(p)
     p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
     p.add_argument("--window", type=int, default=128, help="newest tokens left as they are")
     p.add_argument("--texts", type=int, default=8, help="default: %(default)s")

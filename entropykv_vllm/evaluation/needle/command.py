@@ -23,7 +23,6 @@ from entropykv_vllm.evaluation.needle.cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.presets import chosen
 from entropykv_vllm.evaluation.prompts import QUESTION
-from entropykv_vllm.model.fetch import NAME
 
 # Requests that share a step; results do not depend on it.
 TOGETHER = 4
@@ -32,13 +31,8 @@ TOGETHER = 4
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     p = argparse.ArgumentParser(prog="entropykv needle", description=__doc__.split("\n")[0])
-    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
-    p.add_argument(
-        "--policies",
-        type=options.policies,
-        default=",".join(engines.POLICIES),
-        help="default: %(default)s",
-    )
+    options.add_model(p)
+    options.add_policies(p, engines.POLICIES)
     p.add_argument(
         "--keeps",
         type=words(float),
@@ -51,9 +45,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--depths", type=options.depths, default="0,1", help="where needles lie (0,1: all over)"
     )
-    p.add_argument(
-        "--config", type=options.settings, default="{}", help="settings for all cells, as JSON"
-    )
+    options.add_config(p)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", type=Path, help="folder of the results (default: results/needle-...)")
     return p

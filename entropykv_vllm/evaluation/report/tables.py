@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from entropykv_vllm.evaluation import divergence, scoring, table
@@ -35,18 +35,27 @@ def form(results: Sequence[dict[str, Any]], i: int) -> float:
 
 def answers(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
     """A row a cell: bytes held, exact answers, digits, form."""
-    header = ["cell", "held %", "exact % (95 %)", "digits %", "form %"]
-    rows = [
-        [
-            cell.name,
+
+    def row(i: int) -> Row:
+        return [
             f"{100 * held(results, i):.1f}",
             table.interval(exact(results, i)),
             table.percent(digits(results, i)),
             table.percent(form(results, i)),
         ]
-        for i, cell in enumerate(cells)
-    ]
-    return table.render(header, rows)
+
+    return _by_cell(cells, ["held %", "exact % (95 %)", "digits %", "form %"], row)
+
+
+def _by_cell(
+    cells: Sequence[Cell],
+    header: Row,
+    row: Callable[[int], Row],
+    order: Iterable[int] | None = None,
+) -> str:
+    """A row a cell, of all or those in `order`: its name, then what `row` says of its number."""
+    numbers = range(len(cells)) if order is None else order
+    return table.render(["cell", *header], [[cells[i].name, *row(i)] for i in numbers])
 
 
 def matrix(
@@ -96,17 +105,16 @@ def whole(
     texts: Sequence[list[dict[str, Any]]],
 ) -> str:
     """The full cache, and that of all tokens in fewer bits."""
-    rows = [
-        [
-            cell.name,
+
+    def row(i: int) -> Row:
+        return [
             f"{100 * held(results, i):.0f}",
             table.interval(exact(results, i)),
             divergence.nats(kl(texts, i)),
         ]
-        for i, cell in enumerate(cells)
-        if _keep(cell) == 1
-    ]
-    return table.render(["cell", "held %", "exact % (95 %)", "KL (95 %)"], rows)
+
+    wanted = [i for i, cell in enumerate(cells) if _keep(cell) == 1]
+    return _by_cell(cells, ["held %", "exact % (95 %)", "KL (95 %)"], row, wanted)
 
 
 def points(
@@ -135,18 +143,17 @@ def front(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
 
 def smaller(cells: Sequence[Cell], results: Sequence[dict[str, Any]]) -> str:
     """A row a cell, what holds most first: how many times smaller, and exact answers."""
-    header = ["cell", "held %", "times smaller", "exact % (95 %)", "digits %"]
-    rows = [
-        [
-            cell.name,
+
+    def row(i: int) -> Row:
+        return [
             f"{100 * held(results, i):.1f}",
             f"{1 / held(results, i):.1f}",
             table.interval(exact(results, i)),
             table.percent(digits(results, i)),
         ]
-        for i, cell in sorted(enumerate(cells), key=lambda item: -held(results, item[0]))
-    ]
-    return table.render(header, rows)
+
+    order = sorted(range(len(cells)), key=lambda i: -held(results, i))
+    return _by_cell(cells, ["held %", "times smaller", "exact % (95 %)", "digits %"], row, order)
 
 
 def grades(cells: Sequence[Cell], by_task: Mapping[str, Sequence[dict[str, Any]]]) -> str:
@@ -162,17 +169,15 @@ def both(
     cells: Sequence[Cell], early: Sequence[dict[str, Any]], recent: Sequence[dict[str, Any]]
 ) -> str:
     """A row a cell: what is known of the facts before, and of those after what was generated."""
-    header = ["cell", "held %", "early fact % (95 %)", "recent fact % (95 %)"]
-    rows = [
-        [
-            cell.name,
+
+    def row(i: int) -> Row:
+        return [
             f"{100 * held(early, i):.0f}",
             table.interval(exact(early, i)),
             table.interval(exact(recent, i)),
         ]
-        for i, cell in enumerate(cells)
-    ]
-    return table.render(header, rows)
+
+    return _by_cell(cells, ["held %", "early fact % (95 %)", "recent fact % (95 %)"], row)
 
 
 #: Of a full 16-bit cache, in percent.
