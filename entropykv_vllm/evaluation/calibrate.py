@@ -63,7 +63,7 @@ def candidates(args: argparse.Namespace, order: Sequence[int]) -> list[Cell]:
         for top in (1.0, 2 * args.keep) if whole else (args.keep,):
             tiers = allocation.tiers(order, whole, args.keep, top)
             if tiers:
-                name = f"{whole} layers keep {top:g}" if whole else "all layers alike"
+                name = allocation.named(whole, top) if whole else "all layers alike"
                 found.append(Cell(name, "entropykv", {**common, "tiers": tiers}))
     return found
 

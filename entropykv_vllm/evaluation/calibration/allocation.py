@@ -23,6 +23,11 @@ def sizes(layers: int) -> list[int]:
     return [size for size in range(1, layers // 2 + 1) if layers % size == 0]
 
 
+def named(whole: int, top: float) -> str:
+    """Say how many layers keep how much: what tells tiers of one mean apart."""
+    return f"1 layer keeps {top:g}" if whole == 1 else f"{whole} layers keep {top:g}"
+
+
 def tiers(
     order: Sequence[int], whole: int, keep: float, top: float = 1.0
 ) -> list[dict[str, Any]] | None:

@@ -55,7 +55,8 @@ def _tiered(order: Sequence[int], window: int) -> list[Cell]:
             for top in TOPS:
                 tiers = allocation.tiers(order, size, keep, top)
                 if tiers and top > keep:
-                    name = f"keep {keep:g}, 4 bits, window {window}, {size} layers keep {top:g}"
+                    which = allocation.named(size, top)
+                    name = f"keep {keep:g}, 4 bits, window {window}, {which}"
                     settings = {**_settings(keep, 4, window), "tiers": tiers}
                     found.append(Cell(name, "entropykv", settings))
     return found

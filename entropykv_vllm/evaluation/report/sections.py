@@ -155,7 +155,7 @@ def _tiered(
     found = []
     for keep, size, top in ways:
         if tiers := allocation.tiers(order, size, keep, top):
-            name = f"{keep:g}, " + (f"{size} layers keep {top:g}" if size else "uniform")
+            name = f"{keep:g}, " + (allocation.named(size, top) if size else "uniform")
             found.append(cell("entropykv", keep, 4, tokens, name, tiers=tiers, **more))
     return found
 
