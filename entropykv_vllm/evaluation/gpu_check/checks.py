@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,9 +46,10 @@ def all_checks(device: str, kinds: dict[str, Any], small: bool) -> Iterator[Chec
         for kind, ops in kinds.items():
             yield from _moves(f"{kind}: {label}", ops, shape, dtype, bits, device)
     for kind, ops in kinds.items():
-        yield f"{kind}: write", lambda ops=ops: _write(ops, SHAPES[2], device), 0.0
+        yield f"{kind}: write", partial(_write, ops, SHAPES[2], device), 0.0
     if device.startswith("cuda"):
-        yield "triton: decode replayed from a CUDA graph", lambda: _replay(SHAPES[0], device), LOOSE
+        name = "triton: decode replayed from a CUDA graph"
+        yield name, partial(_replay, SHAPES[0], device), LOOSE
 
 
 def _attention(
@@ -63,8 +65,8 @@ def _attention(
         return _difference(made, attend(made.to(device)))
 
     kind = "prefill" if max(new for *_, new in lengths) > 1 else "decode"
-    yield f"triton: {kind} {label}", lambda: error(0.0, False), LOOSE
-    yield f"triton: {kind} {label}, capped, sinks", lambda: error(20.0, True), LOOSE
+    yield f"triton: {kind} {label}", partial(error, 0.0, False), LOOSE
+    yield f"triton: {kind} {label}, capped, sinks", partial(error, 20.0, True), LOOSE
 
 
 def attend(requests: Requests) -> Tensor:
@@ -78,8 +80,8 @@ def attend(requests: Requests) -> Tensor:
 def _difference(requests: Requests, found: Tensor) -> float:
     """The largest error, as a part of the largest value that is attended to."""
     expected = torch.empty_like(requests.query)
-    arguments = requests.query, requests.cache, expected, *requests.arguments
-    reference.attention(*arguments, order="rows")
+    attend_here = partial(reference.attention, order="rows")
+    attend_here(requests.query, requests.cache, expected, *requests.arguments)
     error = (found.cpu().double() - expected.double()).abs().max()
     rows = zip(requests.table.long(), requests.cold.tolist(), requests.hot.tolist(), strict=True)
     values = [reference._tokens(requests.cache, *row, requests.bits, "rows")[1] for row in rows]
@@ -94,13 +96,13 @@ def _moves(
 
     for choice in itertools.product(("token", "block"), ("head", "layer")):
         name = f"{label}, collapse by given scores, {' and '.join(choice)}"
-        yield name, lambda choice=choice: collapse("entropykv", choice, True), 0.0
+        yield name, partial(collapse, "entropykv", choice, True), 0.0
     for policy in SCORES:
         name = f"{label}, collapse by {policy}"
-        yield name, lambda p=policy: collapse(p, ("token", "head"), False), OTHER_BYTES
+        yield name, partial(collapse, policy, ("token", "head"), False), OTHER_BYTES
     if bits < 16:
-        yield f"{label}, merge", lambda: _merge(ops, shape, dtype, bits, device), OTHER_BYTES
-        yield f"{label}, drop", lambda: _drop(ops, shape, dtype, bits, device), 0.0
+        yield f"{label}, merge", partial(_merge, ops, shape, dtype, bits, device), OTHER_BYTES
+        yield f"{label}, drop", partial(_drop, ops, shape, dtype, bits, device), 0.0
 
 
 def _caches(shape: Shape, dtype: torch.dtype, pages: int, layers: int = 2) -> list[Tensor]:
@@ -154,7 +156,8 @@ def _cold_caches(shape: Shape, dtype: torch.dtype, bits: int) -> list[Tensor]:
     caches = _caches(shape, dtype, 8)
     for cache in caches:
         size = 8, shape.kv_heads, cold_capacity(cache, bits), shape.head_size
-        write_cold(cache, torch.arange(8), *torch.randn(2, *size), bits, "rows")
+        keys, values = torch.randn(2, *size)
+        write_cold(cache, torch.arange(8), keys, values, bits, "rows")
     return caches
 
 

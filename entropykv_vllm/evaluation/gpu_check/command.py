@@ -77,7 +77,7 @@ def machine(device: str) -> dict[str, Any]:
 
 def check(device: str, kinds: dict[str, Any], small: bool) -> list[dict[str, Any]]:
     """Run every check; print those that fail, and a count."""
-    found = []
+    found: list[dict[str, Any]] = []
     for name, run, limit in checks.all_checks(device, kinds, small):
         try:
             error, why = run(), ""

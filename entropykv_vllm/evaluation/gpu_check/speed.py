@@ -25,11 +25,11 @@ Row = dict[str, Any]
 def decode(shape: Shape, requests: int, tokens: int, device: str, bandwidth: float) -> Row:
     """Attention of one new token a request; `None` where the memory is too small."""
     row: Row = {"shape": str(shape), "requests": requests, "tokens": tokens}
-    baseline = _within(lambda: _dense(shape, requests, tokens, 1, device))
+    baseline = _within(_dense, shape, requests, tokens, 1, device)
     row["baseline"] = {name: seconds(call, device) for name, call in baseline or ()}
     del baseline
     for bits in BITS:
-        held = _within(lambda b=bits: full_requests(shape, b, requests, tokens, WINDOW, device))
+        held = _within(full_requests, shape, bits, requests, tokens, WINDOW, device)
         if held is not None:
             spent = seconds(graphed(_ours(held), device), device)
             limit = bytes_read(held, shape) / bandwidth
@@ -40,7 +40,7 @@ def decode(shape: Shape, requests: int, tokens: int, device: str, bandwidth: flo
 def prefill(shape: Shape, tokens: int, queries: int, device: str) -> Row:
     """Attention of the last tokens of one prompt."""
     row: Row = {"shape": str(shape), "requests": 1, "tokens": tokens, "queries": queries}
-    baseline = _within(lambda: _dense(shape, 1, tokens, queries, device))
+    baseline = _within(_dense, shape, 1, tokens, queries, device)
     row["baseline"] = {name: seconds(call, device) for name, call in baseline or ()}
     for bits in BITS:
         window = queries + WINDOW
@@ -49,10 +49,10 @@ def prefill(shape: Shape, tokens: int, queries: int, device: str) -> Row:
     return row
 
 
-def _within(make: Callable[[], Any]) -> Any:
+def _within(make: Callable[..., Any], *arguments: Any) -> Any:
     """What is made, or None if the device's memory is too small."""
     try:
-        return make()
+        return make(*arguments)
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return None
