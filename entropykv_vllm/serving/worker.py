@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -24,6 +24,7 @@ from entropykv_vllm.kernels.moves import Batch, carry_out
 from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.moves import PageMove, rewritten_rows
 from entropykv_vllm.pages.spec import TierSpec, tier_spec
+from entropykv_vllm.pages.waves import apart, waves
 from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving import checks, seeded
 from entropykv_vllm.serving.scheduler import MOVES
@@ -96,7 +97,7 @@ class EvictionWorkerMixin:
 
     def _report_kernels(self) -> None:
         caches = [cache for tier in self._tier_layers.values() for cache in tier.caches]
-        logger.info("EntropyKV kernels: %s%s", ops.description(), _huge_pages(caches))
+        logger.info("EntropyKV kernels: %s%s", self._kernels(), _huge_pages(caches))
         tables = [m for tier in self._tier_layers.values() for m in tier.masses if m is not None]
         if tables:
             logger.info(
@@ -105,6 +106,9 @@ class EvictionWorkerMixin:
                 sum(cache.nbytes for cache in caches) / 1e6,
                 self.eviction.policy,
             )
+
+    def _kernels(self) -> str:
+        return ops.description()
 
     def compile_or_warm_up_model(self, *args, **kwargs):
         """vLLM's, which runs steps that no scheduler has planned."""
@@ -127,18 +131,18 @@ class EvictionWorkerMixin:
         return super().execute_model(scheduler_output)
 
     def _carry_out(self, moves: list[PageMove], new: set[str]) -> None:
-        for _, alike in groupby((move for move in moves if move.dst), key=_shape):
-            self._move_pages(list(alike))
+        for alike in self._calls([move for move in moves if move.dst]):
+            self._move_pages(alike)
         self._rewrite_rows(moves, new)
 
+    def _calls(self, moves: list[PageMove]) -> Iterator[list[PageMove]]:
+        """Moves of one shape that stand together; each reads its pages before it writes."""
+        return (list(alike) for _, alike in groupby(moves, key=_shape))
+
     def _move_pages(self, moves: list[PageMove]) -> None:
-        """Carry out moves of one shape, in their order: each reads its pages before it writes."""
+        """Carry out moves of one shape, in their order."""
         tier = self._tier_layers[moves[0].group]
-        src, dst, sinks = (
-            torch.tensor([getattr(move, name) for move in moves])
-            for name in ("src", "dst", "sinks")
-        )
-        batch = Batch(moves[0].kind, tier.plan.bits, src, dst, sinks)
+        batch = _batch(moves, tier.plan.bits)
         for cache, mass in zip(tier.caches, tier.masses, strict=True):
             carry_out(cache, batch, self.eviction, mass)
 
@@ -161,8 +165,39 @@ class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
         seeded.install(self.model_runner)
 
 
-class EvictionGPUWorker(EvictionWorkerMixin, Worker):
+class PagesInRows:
+    """Added where the attention backend has pages in rows: GPUs, which move all layers at once."""
+
+    def _calls(self, moves: list[PageMove]) -> Iterator[list[PageMove]]:
+        return iter(waves(moves))
+
+    def _move_pages(self, moves: list[PageMove]) -> None:
+        from entropykv_vllm.kernels.gpu import moves as in_rows
+
+        tier = self._tier_layers[moves[0].group]
+        batch = _batch(moves, tier.plan.bits, tier.caches[0].device)
+        in_rows.carry_out(tier.caches, batch, self.eviction, apart(moves))
+
+    def _kernels(self) -> str:
+        from entropykv_vllm.kernels.gpu import moves as in_rows
+
+        return in_rows.description()
+
+
+class EvictionGPUWorker(PagesInRows, EvictionWorkerMixin, Worker):
     """vLLM's GPU worker, with eviction."""
+
+
+def _batch(moves: list[PageMove], bits: int, device: torch.device | None = None) -> Batch:
+    """Moves of one shape as tensors, on their way to a device if there is one."""
+    away = device is not None and device.type == "cuda"
+    src, dst, sinks = (
+        torch.tensor([getattr(move, name) for move in moves], pin_memory=away)
+        for name in ("src", "dst", "sinks")
+    )
+    if away:
+        src, dst, sinks = (x.to(device, non_blocking=True) for x in (src, dst, sinks))
+    return Batch(moves[0].kind, bits, src, dst, sinks)
 
 
 def _huge_pages(caches: list[torch.Tensor]) -> str:

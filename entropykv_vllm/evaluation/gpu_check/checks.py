@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,19 +35,46 @@ LENGTHS = (
 )
 
 
-def all_checks(device: str, kinds: dict[str, Any], small: bool) -> Iterator[Check]:
+@dataclass(frozen=True)
+class Cases:
+    """What is checked: all combinations of it."""
+
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[torch.dtype, ...]
+    lengths: tuple[list[tuple[int, int, int]], ...]
+    policies: tuple[str, ...]
+    choices: tuple[tuple[str, str], ...]
+
+
+ALL = Cases(
+    SHAPES,
+    DTYPES,
+    LENGTHS,
+    tuple(SCORES),
+    tuple(itertools.product(("token", "block"), ("head", "layer"))),
+)
+#: To try it out, in Triton's interpreter.
+FEW = Cases(
+    (Shape(4, 2, 32, 32),),
+    DTYPES[:1],
+    ([(1, 33, 1), (0, 3, 1)], [(1, 20, 9)]),
+    ("entropykv",),
+    (("token", "head"),),
+)
+
+
+def all_checks(device: str, kinds: dict[str, Any], cases: Cases) -> Iterator[Check]:
     """Name, a function that returns an error, and the largest one that will do."""
-    shapes = SHAPES[2:3] if small else SHAPES
-    for shape, dtype, bits in itertools.product(shapes, DTYPES[: 1 if small else 2], (16, 8, 4)):
+    for shape, dtype, bits in itertools.product(cases.shapes, cases.dtypes, (16, 8, 4)):
         if not shape.cold_tokens(2, bits):
             continue
         label = f"{shape} {str(dtype).removeprefix('torch.')} {bits} bits"
-        for lengths in LENGTHS[small:]:
+        for lengths in cases.lengths:
             yield from _attention(label, shape, dtype, bits, lengths, device)
         for kind, ops in kinds.items():
-            yield from _moves(f"{kind}: {label}", ops, shape, dtype, bits, device)
+            yield from _moves(f"{kind}: {label}", ops, shape, dtype, bits, cases, device)
     for kind, ops in kinds.items():
-        yield f"{kind}: write", partial(_write, ops, SHAPES[2], device), 0.0
+        yield f"{kind}: write", partial(_write, ops, cases.shapes[0], device), 0.0
     if device.startswith("cuda"):
         name = "triton: decode replayed from a CUDA graph"
         yield name, partial(_replay, SHAPES[0], device), LOOSE
@@ -89,15 +117,21 @@ def _difference(requests: Requests, found: Tensor) -> float:
 
 
 def _moves(
-    label: str, ops: Any, shape: Shape, dtype: torch.dtype, bits: int, device: str
+    label: str,
+    ops: Any,
+    shape: Shape,
+    dtype: torch.dtype,
+    bits: int,
+    cases: Cases,
+    device: str,
 ) -> Iterator[Check]:
     def collapse(policy: str, choice: tuple[str, str], given: bool) -> float:
         return _collapse(ops, shape, dtype, policy, choice, bits, given, device)
 
-    for choice in itertools.product(("token", "block"), ("head", "layer")):
+    for choice in cases.choices:
         name = f"{label}, collapse by given scores, {' and '.join(choice)}"
         yield name, partial(collapse, "entropykv", choice, True), 0.0
-    for policy in SCORES:
+    for policy in cases.policies:
         name = f"{label}, collapse by {policy}"
         yield name, partial(collapse, policy, ("token", "head"), False), OTHER_BYTES
     if bits < 16:

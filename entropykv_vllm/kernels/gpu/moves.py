@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,24 +17,32 @@ from entropykv_vllm.kernels.moves import Batch
 from entropykv_vllm.kernels.scores import SCORES
 
 
-def carry_out(caches: Sequence[Tensor], batch: Batch, settings: EvictionConfig) -> None:
+def carry_out(
+    caches: Sequence[Tensor], batch: Batch, settings: EvictionConfig, apart: bool = False
+) -> None:
     """Carry out moves on the pages of some layers, all at once.
 
     Args:
         caches: of the layers of a page group, alike, in rows, written in place.
-        batch: moves of which none reads or writes what another writes (`pages.waves`), on the
-            caches' device.
+        batch: moves that one call may hold (`pages.waves`), on the caches' device.
         settings: an attention-free policy and the selection.
+        apart: no page is both read and written.
     """
-    ops: Any = cuda if caches[0].is_cuda and cuda.load() else triton
     pages = batch.src, batch.dst, batch.sinks
     scores = _scores(caches, batch, settings.policy)
+    ops = _ops(caches[0], apart)
     # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
     if batch.kind == "drop" and batch.bits < 16:
-        ops.drop(caches, *pages, settings.policy, batch.bits, scores)
+        ops["drop"](caches, *pages, settings.policy, batch.bits, scores)
         return
     bits = batch.bits_read, batch.bits
-    ops.collapse(caches, *pages, settings.policy, *settings.selection, *bits, scores)
+    ops["collapse"](caches, *pages, settings.policy, *settings.selection, *bits, scores)
+
+
+def _ops(cache: Tensor, apart: bool) -> dict[str, Callable[..., None]]:
+    if cache.is_cuda and cuda.load():
+        return {name: partial(getattr(cuda, name), apart=apart) for name in ("collapse", "drop")}
+    return {"collapse": triton.collapse, "drop": triton.drop}
 
 
 def _scores(caches: Sequence[Tensor], batch: Batch, policy: str) -> Tensor | None:
