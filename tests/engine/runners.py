@@ -9,18 +9,49 @@ their place. The attention of GPUs can run on it as well: our backend over vLLM'
 from __future__ import annotations
 
 import os
-import sys
-from functools import partial
-from types import ModuleType
+from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.config import set_current_vllm_config
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu import cudagraph_utils
+from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
+from vllm.v1.worker.gpu.warmup import warmup_kernels
+from vllm.v1.worker.worker_base import CompilationTimes
 
 from entropykv_vllm.serving.worker import EvictionWorkerMixin
 
 NAME = "tests.engine.runners.V2Worker"
 
 
-class V2Worker(EvictionWorkerMixin, CPUWorker):
+class _StartsAsGPUs(CPUWorker):
+    """vLLM's CPU worker, which prepares the V2 runner as that for GPUs does, but for graphs."""
+
+    def determine_available_memory(self) -> int:
+        runner, graphs = self.model_runner, self.compilation_config
+        with set_current_vllm_config(self.vllm_config):
+            runner.profile_run()
+            graphs.max_cudagraph_capture_size = runner.max_num_reqs
+            cudagraph_utils._init_minimal_kv_cache_for_profiling(runner)
+            cudagraph_utils._teardown_profiling_state(runner)
+            graphs.max_cudagraph_capture_size = None
+        return super().determine_available_memory()
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        with pytest.MonkeyPatch.context() as patch:
+            # Two kernels of the warm-up the interpreter refuses: of grammars and of top-k.
+            patch.setattr(StructuredOutputsWorker, "apply_grammar_bitmask", lambda *args: None)
+            patch.setattr(
+                SamplingParams, "for_sampler_warmup", lambda: SamplingParams(temperature=0)
+            )
+            warmup_kernels(self.model_runner, self.execute_model, self.sample_tokens)
+        return super().compile_or_warm_up_model()
+
+
+class V2Worker(EvictionWorkerMixin, _StartsAsGPUs):
     """A worker on a CPU, whose model runner is V2; as the GPU worker, it adds nothing to ours."""
 
 
@@ -49,25 +80,19 @@ def allow_ahead() -> None:
     CpuPlatform.check_and_update_config = staticmethod(wrapper)
 
 
-def attend_as_gpus(kernels: str) -> None:
+def attend_as_gpus() -> None:
     """Give full-attention layers our backend for GPUs that stands on vLLM's Triton kernel.
 
-    Args:
-        kernels: ours, where pages are quantized: "triton", or "reference" for plain torch.
+    Moves are then our Triton kernels, too.
     """
     from entropykv_vllm.attention import backends
-    from entropykv_vllm.kernels import moves, reference
+    from entropykv_vllm.kernels import moves
+    from entropykv_vllm.kernels.gpu import collapse
 
-    in_rows = {op: partial(getattr(reference, op), order="rows") for op in ("collapse", "drop")}
-    moves.ops = type("Rows", (), {name: staticmethod(op) for name, op in in_rows.items()})
-    if kernels == "reference":
-        stand_in = ModuleType("entropykv_vllm.kernels.gpu")
-        stand_in.attention = _attention
-        sys.modules[stand_in.__name__] = stand_in
+    def of_one(op: Callable) -> Callable:
+        return lambda cache, *rest: op([cache], *rest)
+
+    moves.ops = SimpleNamespace(collapse=of_one(collapse.collapse), drop=of_one(collapse.drop))
+    # vLLM's kernel that stores tokens asks for it, to choose how many it stores at a time.
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
     backends._CPU = "entropykv_vllm.attention.gpu.TritonTierBackend"
-
-
-def _attention(*args, max_query: int) -> None:
-    from entropykv_vllm.kernels import reference
-
-    reference.attention(*args, order="rows")
