@@ -107,8 +107,8 @@ def cuda_kernels(home: Path) -> Extension:
     made = extension("entropykv_vllm._C_cuda", [*CUDA_SOURCES, "csrc/cuda/ops.cpp"])
     made.library_dirs.append(str(home / "lib64"))
     made.libraries += ["cudart_static", "dl", "rt", "pthread"]
-    # What needs torch's CUDA part asks for it through libtorch, so that must stay linked.
-    made.extra_link_args = ["-Wl,--no-as-needed", "-Wl,--exclude-libs,ALL"]
+    # The one function of torch's CUDA part is found through libtorch, which nothing else needs.
+    made.extra_link_args = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--exclude-libs,ALL"]
     return made
 
 

@@ -4,6 +4,7 @@
 import importlib.util
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,9 +98,11 @@ except NotImplementedError as error:
 """
 
 
-@pytest.mark.skipif(
-    not importlib.util.find_spec("entropykv_vllm._C_cuda"), reason="needs the CUDA kernels"
-)
+BUILT = importlib.util.find_spec("entropykv_vllm._C_cuda")
+built = pytest.mark.skipif(not BUILT, reason="needs the CUDA kernels")
+
+
+@built
 def test_the_library_loads_where_torch_has_no_gpu():
     """Beside the one for CPUs; and says that its ops are for GPUs."""
     out = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True)
@@ -107,6 +110,19 @@ def test_the_library_loads_where_torch_has_no_gpu():
     assert (
         "Could not run 'entropykv::cuda_write' with arguments from the 'CPU' backend" in out.stdout
     )
+
+
+@built
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf")
+def test_torch_is_where_the_library_looks_for_the_stream():
+    """Its CUDA part is loaded by libtorch; without that it is no error that there is none."""
+    command = ["readelf", "--wide", "--dynamic", "--dyn-syms", BUILT.origin]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "[libtorch.so]" in listing
+    (stream,) = re.findall(r".*aoti_torch_get_current_cuda_stream", listing)
+    assert "WEAK" in stream
+    assert "UND" in stream
+    assert "libcudart" not in listing
 
 
 def test_without_a_gpu_there_are_no_kernels(monkeypatch):
