@@ -64,7 +64,7 @@ def prefill(
         CAPPED=softcap != 0,
         KIND=kind_of(cache.dtype),
         DOT=dot_type(cache.dtype),
-        num_warps=4,
+        num_warps=8,
         num_stages=2,
     )
 

@@ -1,64 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels compiled for GPUs that are not there."""
+"""Launches compiled for GPUs that are not there."""
 
 import re
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+OPTIONS = ("num_warps", "num_stages")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel takes of a GPU: bytes for a thread and for a program."""
+    """A kernel for a GPU, and what it takes of one.
+
+    Attributes:
+        registers: of a thread.
+        stack: bytes of a thread; what does not fit the registers is spilled there.
+        shared: bytes of a program.
+    """
 
     cubin: bytes
     registers: int
-    spilled: int
+    stack: int
     shared: int
-    instructions: int
 
 
-def compile_for(capability, kernel, arguments, warps=4, stages=3):
-    """Compile a kernel ahead of time.
+class Recorder:
+    """In place of a kernel's ``run``: keeps what it was launched with, and launches nothing."""
 
-    Args:
-        capability: 80 for sm_80 and so on.
-        kernel: what ``triton.jit`` made.
-        arguments: a type by name, as "*fp16" or "i32"; anything else is a constant. Pointers, and
-            integers called "i32:16", are multiples of 16, as they are where they are launched.
-    """
-    types, constants, attributes = {}, {}, {}
-    for place, name in enumerate(kernel.arg_names):
-        given = arguments[name]
-        if not isinstance(given, str):
-            types[name], constants[name] = "constexpr", given
-            continue
-        types[name], _, divisor = given.partition(":")
-        if divisor or given.startswith("*"):
-            attributes[(place,)] = [["tt.divisibility", 16]]
-    made = triton.compile(
-        ASTSource(kernel, types, constants, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": warps, "num_stages": stages},
-    )
-    cubin = made.asm["cubin"]
-    return Compiled(cubin, *_usage(cubin), made.metadata.shared, len(made.asm["sass"].splitlines()))
+    def __init__(self, monkeypatch, kernel):
+        self.kernel, self.launches = kernel, []
+        monkeypatch.setattr(kernel, "run", self._run)
+
+    def _run(self, *args, grid, warmup, **kwargs):
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        self.launches.append(
+            (dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs, options)
+        )
+
+    def compile(self, capability, folder):
+        """The last launch as Triton would compile it for ``sm_{capability}``.
+
+        Args:
+            folder: for the cubin.
+        """
+        arguments, options = self.launches[-1]
+        types, constants, attributes = {}, {}, {}
+        for place, parameter in enumerate(self.kernel.params):
+            value = arguments[parameter.name]
+            types[parameter.name], aligned = _type_of(value, parameter.is_constexpr)
+            if types[parameter.name] == "constexpr":
+                constants[parameter.name] = value
+            elif aligned:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self.kernel, types, constants, attributes)
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        cubin = made.asm["cubin"]
+        return Compiled(cubin, *_usage(cubin, folder), made.metadata.shared)
 
 
-def _usage(cubin):
-    """Registers and spilled bytes (the stack) of a thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        shown = subprocess.run(
-            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+def _type_of(value, constant):
+    """Its name in a signature, and whether 16 is known to divide it (a pointer always: torch's)."""
+    if constant or value is None or (isinstance(value, int) and value == 1):
+        return "constexpr", False
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype], True
+    return ("i32", value % 16 == 0) if isinstance(value, int) else ("fp32", False)
+
+
+def _usage(cubin, folder):
+    """Registers and bytes of stack of a thread."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    command = [CUOBJDUMP, "-res-usage", file]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", shown).groups()
     return int(registers), int(stack)
