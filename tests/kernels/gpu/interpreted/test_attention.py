@@ -60,13 +60,13 @@ def _short_splits(monkeypatch):
     monkeypatch.setattr(attention_decode, "LEAST", 1)
 
 
-@examples(35)
+@examples(25)
 @given(batches(decoded, order="rows"), st.sampled_from([1, 3, 8]))
 def test_decode(batch, splits):
     check(batch, run(batch, splits))
 
 
-@examples(25)
+@examples(20)
 @given(batches(mixed, order="rows"))
 def test_prompts_and_decoding_together(batch):
     before = batch.cache.clone()
@@ -74,7 +74,7 @@ def test_prompts_and_decoding_together(batch):
     assert torch.equal(batch.cache.view(torch.uint8), before.view(torch.uint8))
 
 
-@examples(8)
+@examples(5)
 @given(batches(mixed, order="rows"))
 def test_bits_of_a_request_do_not_depend_on_the_batch(batch):
     together = run(batch)

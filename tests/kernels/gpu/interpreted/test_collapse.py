@@ -134,14 +134,14 @@ def drops(draw):
 choices = st.tuples(st.sampled_from(["token", "block"]), st.sampled_from(["head", "layer"]))
 
 
-@examples(30)
+@examples(25)
 @given(collapses(), choices)
 def test_collapse_by_given_scores(layers, choice):
     bits = layers.from_bits, layers.bits
     layers.check(ours.collapse, reference.collapse, "given", *choice, *bits)
 
 
-@examples(20)
+@examples(15)
 @given(drops())
 def test_drop_by_given_scores(layers):
     layers.check(ours.drop, reference.drop, "given", layers.bits)
