@@ -17,8 +17,8 @@ def flash_views(cache: Tensor) -> tuple[Tensor, Tensor]:
     vLLM's backend makes the same two views of its own cache. What its FlashAttention asks of them:
     the last dimension is contiguous (else the wrapper copies the whole cache, in each step), pages
     are a multiple of 16 tokens, and, where the hardware copies tiles by itself, other strides are
-    multiples of 16 bytes (version 4 wants pages of its own size for heads of 256 and for fp8,
-    which vLLM's backend tells). Ours are the page's ``stride(0)``, two heads' sizes and a head's bytes.
+    multiples of 16 bytes (version 4 wants pages of its own size for heads of 256 and for fp8, as
+    vLLM's backend tells). Ours are the page's ``stride(0)``, two heads' sizes and a head's bytes.
 
     Args:
         cache: ``[num_blocks, heads, page, 2 * head_size]``, pages in rows.
