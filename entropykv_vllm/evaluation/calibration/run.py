@@ -15,6 +15,7 @@ from entropykv_vllm.evaluation.calibration.probes import Loss
 from entropykv_vllm.evaluation.offline import runs
 from entropykv_vllm.evaluation.offline.cell import Cell, layout
 from entropykv_vllm.evaluation.offline.model import Model
+from entropykv_vllm.evaluation.tasks import Case
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Summary:
-    """A cell's mean losses over the probes; `held` is its share of the bytes of a 16-bit cache."""
+    """A cell's mean losses over the probes.
+
+    `held` is the share of a 16-bit cache's bytes that it holds at the end of a prompt.
+    """
 
     cell: Cell
     held: float
@@ -64,10 +68,16 @@ def run(
     rows = [
         [Loss(**x) for x in row] for row in runs.resumed(file, spec, texts.count, rest, progress)
     ]
+    size = _prompt_tokens(made[0].case)
     return [
-        Summary(cell, one.held(texts.tokens, kind.itemsize), *_means([row[i] for row in rows]))
+        Summary(cell, one.held(size, kind.itemsize), *_means([row[i] for row in rows]))
         for i, (cell, one) in enumerate(zip(cells, layouts, strict=True))
     ]
+
+
+def _prompt_tokens(case: Case) -> int:
+    """Tokens of a prompt to its end, where `entropykv eval` says what is held too."""
+    return len(case.context + case.question + case.primer)
 
 
 def _means(found: list[Loss]) -> tuple[float, float, float]:
