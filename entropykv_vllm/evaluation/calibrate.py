@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import engines, passages, table
-from entropykv_vllm.evaluation.calibration import allocation, check, scan
+from entropykv_vllm.evaluation.calibration import allocation, check, interval, profile, scan
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
-from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.evaluation.offline.cell import Cell, layout
 from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.model.fetch import NAME
 
@@ -50,14 +52,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of a profile but its tiers."""
-    return {"policy": "entropykv", "keep": args.keep, "bits": args.bits, "window": args.window}
-
-
 def candidates(args: argparse.Namespace, order: Sequence[int]) -> list[Cell]:
     """Return the full cache and the tiers to be tried."""
-    common = {k: v for k, v in settings(args).items() if k != "policy"}
+    common = {"keep": args.keep, "bits": args.bits, "window": args.window}
     found = [scan.WHOLE]
     for whole in (0, *allocation.sizes(len(order))):
         for top in (1.0, 2 * args.keep) if whole else (args.keep,):
@@ -71,6 +68,17 @@ def candidates(args: argparse.Namespace, order: Sequence[int]) -> list[Cell]:
 def best(tried: Sequence[Summary]) -> Summary:
     """Return the tiers that answer most; of equal ones, those least surprised by the answer."""
     return min(tried[1:], key=lambda one: (-one.right, one.nll, one.kl))
+
+
+def final(net: Any, cell: Cell) -> dict[str, Any]:
+    """Return the settings of a profile: those of a cell, with the interval of the least peak.
+
+    What is held at the end of a text does not tell intervals apart, only what is held on the way.
+    """
+    settings = {"policy": cell.policy, **cell.eviction}
+    tiers = settings.pop("tiers")
+    every = interval.least_peak(layout(cell, net, torch.bfloat16).plans, net.positions)
+    return {**settings, "interval": every, "tiers": tiers}
 
 
 def scan_rows(found: Sequence[Summary], layers: Sequence[int]) -> list[list[str]]:
@@ -140,8 +148,6 @@ def signal_rows(net: Any, text: list[int], found: Sequence[Summary]) -> list[lis
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    from entropykv_vllm.evaluation.calibration import profile
-
     args = parser().parse_args(argv)
     name = Path(args.model).name
     args.out = args.out or Path("results/calibrate") / name
@@ -159,22 +165,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\n{table.render(header, told)}")
     path = args.out / "profile.json"
     config = net.net.config.get_text_config()
-    profile.write(
-        path,
-        config,
-        name,
-        sensitivity(found, net.full),
-        settings(args),
-        winner.cell.eviction["tiers"],
-    )
+    profile.write(path, config, name, sensitivity(found, net.full), final(net, winner.cell))
     summary = {
         "scan": scan_rows(found, net.full),
         "tiers": tried_rows(tried),
         "signals": told,
     }
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"\nbest: {winner.cell.name}\n\nvllm serve MODEL --kv-eviction entropykv \\")
-    print(f"    --kv-eviction-config {path}")
+    print(f"\nbest: {winner.cell.name}\n\n{profile.command(path)}")
     return 0
 
 

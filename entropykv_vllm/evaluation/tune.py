@@ -146,8 +146,7 @@ def write(args: argparse.Namespace, net: Any, winner: Summary) -> Path:
     """Write the settings as a file for `--kv-eviction-config`; return its path."""
     path: Path = args.out / "settings.json"
     values = winner.cell.config().model_dump(mode="json", exclude_none=True)
-    tiers = values.pop("tiers", None)
-    profile.write(path, net.net.config.get_text_config(), Path(args.model).name, {}, values, tiers)
+    profile.write(path, net.net.config.get_text_config(), Path(args.model).name, {}, values)
     return path
 
 
@@ -167,10 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("nothing reaches the target: keep the full cache, or take the preset quality")
         return 1
     print(f"best: {winner.cell.name}, {1 / winner.held:.1f} times less than a full 16-bit cache\n")
-    print(
-        f"vllm serve MODEL --kv-cache-dtype bfloat16 --kv-eviction entropykv \\\n"
-        f"    --kv-eviction-config {write(args, net, winner)}"
-    )
+    print(profile.command(write(args, net, winner)))
     return 0
 
 

@@ -2,6 +2,8 @@
 """Which layers keep more, which settings are tried, and which of them wins."""
 
 import json
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +13,20 @@ from hypothesis import strategies as st
 from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.config.settings import load
 from entropykv_vllm.evaluation import calibrate, tune
-from entropykv_vllm.evaluation.calibration import allocation, profile, scan, search, signals
+from entropykv_vllm.evaluation.calibration import (
+    allocation,
+    interval,
+    profile,
+    scan,
+    search,
+    signals,
+)
 from entropykv_vllm.evaluation.calibration.run import Summary
 from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.model.fetch import NAME
+from entropykv_vllm.plan.capacity import capacity
+from entropykv_vllm.plan.schedule import TierPlan, peak_pages
+from entropykv_vllm.plan.tiers import make_tiers
 
 ORDER = [3, 0, 5, 1, 2, 4]
 
@@ -92,6 +105,46 @@ def test_all_searched_settings_are_valid_and_have_names_of_their_own():
     assert all(cell.config() is not None for cell in cells)
 
 
+def tiers_plan(keep, page=32, cold=112, bits=4, window=256):
+    return TierPlan("t", page, cold, 224, 512, window, keep, 4, bits=bits)
+
+
+@pytest.mark.parametrize("tokens", [2048, 8192, 40_000])
+def test_no_other_interval_peaks_lower_and_of_equals_the_longest_is_taken(tokens):
+    plans = [tiers_plan(0.5), *[tiers_plan(0.125)] * 2]
+
+    def peak(every):
+        return sum(peak_pages(replace(plan, interval=every), tokens) for plan in plans)
+
+    found = interval.least_peak(plans, tokens)
+    assert 224 <= found <= 448
+    assert found % 32 == 0
+    for other in range(224, 449, 32):
+        assert peak(other) > peak(found) or (peak(other) == peak(found) and other <= found)
+
+
+def test_a_window_of_whole_segments_is_collapsed_at_each_of_them():
+    assert interval.least_peak([tiers_plan(0.25, window=224)], 8192) == 224
+
+
+def test_the_profile_of_the_small_model_peaks_as_low_as_it_can():
+    config = load("entropykv", f"{NAME}.json")
+    tiers = make_tiers(config, range(30), 32, partial(capacity, 64, 32, 2))
+    plans = [tier.plan for tier in tiers for _ in tier.layers]
+    assert interval.least_peak(plans, 8192) == config.interval
+
+
+def test_tiers_are_named_in_the_right_number():
+    assert allocation.named(1, 0.5) == "1 layer keeps 0.5"
+    assert allocation.named(3, 1.0) == "3 layers keep 1"
+
+
+def test_the_command_that_serves_has_a_cache_of_16_bits(tmp_path):
+    said = profile.command(tmp_path / "p.json")
+    assert said.startswith("vllm serve MODEL --kv-cache-dtype bfloat16 --kv-eviction entropykv")
+    assert said.endswith(f"--kv-eviction-config {tmp_path / 'p.json'}")
+
+
 class Config:
     model_type, hidden_size, num_hidden_layers = "llama", 8, 4
 
@@ -99,8 +152,8 @@ class Config:
 def test_a_profile_is_settings_for_one_model(tmp_path):
     path = tmp_path / "p.json"
     tiers = allocation.tiers([2, 0, 1, 3], 2, 0.6)
-    settings = {"policy": "entropykv", "keep": 0.5, "bits": 4}
-    profile.write(path, Config, "tiny", {0: 0.25, 1: 0.0}, settings, tiers)
+    settings = {"policy": "entropykv", "keep": 0.5, "bits": 4, "tiers": tiers}
+    profile.write(path, Config, "tiny", {0: 0.25, 1: 0.0}, settings)
     config = load("entropykv", str(path))
     assert config.profile.model == fingerprint(Config)
     assert config.profile.sensitivity == {0: 0.25, 1: 0.0}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ def write(
     name: str,
     sensitivity: Mapping[int, float],
     settings: Mapping[str, Any],
-    tiers: Sequence[Mapping[str, Any]] | None,
 ) -> None:
     """Write a profile, in one rename.
 
@@ -26,8 +25,7 @@ def write(
         config: the model's configuration.
         name: the model's name, for people.
         sensitivity: of each full-attention layer.
-        settings: what the tiers were made with.
-        tiers: the tiers, if not all layers are alike.
+        settings: as `EvictionConfig` has them; `tiers` if not all layers are alike.
     """
     profile = {
         "model": fingerprint(config),
@@ -35,12 +33,20 @@ def write(
         "sensitivity": {str(layer): round(value, 4) for layer, value in sensitivity.items()},
     }
     values = {"profile": profile, **settings}
-    if tiers:
-        values["tiers"] = [_short(tier) for tier in tiers]
+    if "tiers" in settings:
+        values["tiers"] = [_short(tier) for tier in settings["tiers"]]
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     part.write_text(json.dumps(values, indent=1) + "\n")
     part.replace(path)
+
+
+def command(path: Path) -> str:
+    """Return the command that serves with a profile, with hot pages as it was measured with."""
+    return (
+        "vllm serve MODEL --kv-cache-dtype bfloat16 --kv-eviction entropykv \\\n"
+        f"    --kv-eviction-config {path}"
+    )
 
 
 def _short(tier: Mapping[str, Any]) -> dict[str, Any]:
