@@ -8,6 +8,7 @@ cannot reach the target any more are given up, and the rest go on.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.model.fetch import NAME
+
+#: How far below the target the 95 % interval of right answers to all texts may reach.
+SLACK = 0.15
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +58,17 @@ def _windows(text: str) -> list[int]:
             f"windows must hold the question: {check.LEAST_WINDOW} or more"
         )
     return found
+
+
+def warning(texts: int, target: float) -> str | None:
+    """Say that even right answers to all texts would not mean much, if so."""
+    low, high = scoring.wilson(texts, texts)
+    if low >= target - SLACK:
+        return None
+    return (
+        f"--texts {texts} says little about {table.percent(target)} %: all answered right are "
+        f"{table.interval([1.0, low, high])} % of what your text may ask, so take more"
+    )
 
 
 def rounds(texts: int) -> list[int]:
@@ -155,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.out = args.out or Path("results/tune") / Path(args.model).name
     check.check(args)
+    if sentence := warning(args.texts, args.target_accuracy):
+        print(f"entropykv tune: warning: {sentence}", file=sys.stderr)
     try:
         net, found = measure(args)
     except ValueError as error:

@@ -93,6 +93,13 @@ def test_settings_that_cannot_reach_the_target_are_given_up():
     assert search.hopeful([1, 0], 1, 0.98) == [0] or search.hopeful([1, 0], 1, 0.7) == [0, 1]
 
 
+def test_too_few_texts_are_said_to_be_too_few():
+    assert tune.warning(24, 0.98) is None
+    assert tune.warning(2, 0.4) is None
+    assert "100 (21-100) %" in tune.warning(1, 0.98)
+    assert "--texts 12 says little about 98 %" in tune.warning(12, 0.98)
+
+
 def test_rounds_double_until_all_texts_are_answered():
     assert tune.rounds(24) == [3, 6, 12, 24]
     assert tune.rounds(2) == [2]
