@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long chat prompt with a number in its middle, sent twice to a server with eviction.
+"""A long chat prompt with a number in its middle, sent twice, with eviction off and on.
 
-The first time all of it is read, and pages are freed on the way. The second time the prefix
-cache has the compressed pages, so the answer comes at once.
+The first time all of it is read, and with eviction pages are freed on the way. The second time the
+prefix cache has the pages, with eviction the compressed ones, so the answer comes at once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from entropykv_vllm.evaluation import corpus, engines, prompts, scoring, server
+from entropykv_vllm.evaluation import corpus, engines, prompts, scoring, server, table
 from entropykv_vllm.model.fetch import NAME
 
 # A small model finds the number more often if the question has a turn of its own and the answer
@@ -24,16 +23,25 @@ QUESTION = "What is the secret number of the lighthouse?"
 BEGUN = "The secret number of the lighthouse is"
 ANSWER_TOKENS = 24
 
+USED = "vllm:kv_cache_usage_perc"
+FREED = "vllm:entropykv_pages_freed_total"
+FOUND = "vllm:prefix_cache_hits_total"
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, and what `/metrics` said the request changed."""
+    """What came back, and what `/metrics` said the request changed.
+
+    Of a streamed answer alone there are `first_token`, the seconds until it came, and `used`, the
+    share of the pool's pages that the request held while it answered.
+    """
 
     text: str
     prompt_tokens: int
     seconds: float
-    first_token: float | None  # seconds until it came; None if the answer was not streamed
     changes: dict[str, float]
+    first_token: float | None = None
+    used: float | None = None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,9 +49,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").split("\n")[0])
     p.add_argument("--url", help="a running server (default: start one)")
     p.add_argument("--model", default=NAME, help="folder or name of the model to start")
-    p.add_argument(
-        "--policy", default="entropykv", help="none is stock vLLM (default: %(default)s)"
-    )
+    p.add_argument("--policy", default="entropykv", help="beside stock vLLM (default: %(default)s)")
     p.add_argument("--config", help="preset, file or JSON of the settings")
     p.add_argument("--tokens", type=int, default=6000, help="tokens of prose (default: 6000)")
     p.add_argument("--depth", type=float, default=0.5, help="where the number lies, of 0 to 1")
@@ -73,10 +79,10 @@ def ask(client: Any, url: str, text: str, stream: bool) -> Answer:
     """Send the text; greedy, so that both times ask for the same."""
     before, start = server.counters(url), time.monotonic()
     if stream:
-        answer = _streamed(client, text, start)
+        answer = _streamed(client, url, text, start)
     else:
         reply = client.chat.completions.create(**_request(client, text))
-        answer = Answer(reply.choices[0].message.content, reply.usage.prompt_tokens, 0, None, {})
+        answer = Answer(reply.choices[0].message.content, reply.usage.prompt_tokens, 0, {})
     seconds, after = time.monotonic() - start, server.counters(url)
     changes = {name: after[name] - before.get(name, 0) for name in after}
     return replace(answer, seconds=seconds, changes=changes)
@@ -98,8 +104,8 @@ def _request(client: Any, text: str) -> dict[str, Any]:
     }
 
 
-def _streamed(client: Any, text: str, start: float) -> Answer:
-    said, first, read = "", None, 0
+def _streamed(client: Any, url: str, text: str, start: float) -> Answer:
+    said, first, read, used = "", None, 0, 0.0
     print(f"  {'answer':<21} {BEGUN}", end="", flush=True)
     for chunk in client.chat.completions.create(
         **_request(client, text), stream=True, stream_options={"include_usage": True}
@@ -109,9 +115,10 @@ def _streamed(client: Any, text: str, start: float) -> Answer:
         if piece and first is None:
             first = time.monotonic() - start
         said += piece
+        used = max(used, server.counters(url).get(USED, 0.0))
         print(piece, end="", flush=True)
     print()
-    return Answer(said, read, 0, first, {})
+    return Answer(said, read, 0, {}, first, used)
 
 
 def show(answer: Answer, number: str) -> None:
@@ -122,10 +129,9 @@ def show(answer: Answer, number: str) -> None:
     if answer.first_token is not None:
         line("time to first token", f"{answer.first_token:.1f} s")
     line("time in all", f"{answer.seconds:.1f} s")
-    for name, label in (
-        ("vllm:entropykv_pages_freed_total", "pages freed"),
-        ("vllm:prefix_cache_hits_total", "tokens found in cache"),
-    ):
+    if answer.used is not None:
+        line("of the pool held", f"{100 * answer.used:.1f} %")
+    for name, label in ((FREED, "pages freed"), (FOUND, "tokens found in cache")):
         if name in answer.changes:
             line(label, f"{answer.changes[name]:,.0f}")
 
@@ -135,35 +141,68 @@ def line(label: str, value: str) -> None:
     print(f"  {label:<21} {value}")
 
 
+def rows(number: str, runs: Sequence[tuple[Answer, Answer]]) -> list[list[str]]:
+    """Return the rows of the table, a column a server: what it answered twice, and what it cost."""
+
+    def right(answer: Answer) -> str:
+        return "right" if scoring.exact(answer.text, number) else "wrong"
+
+    return [
+        [label, *map(cell, runs)]
+        for label, cell in (
+            ("first answer", lambda run: right(run[0])),
+            ("MB held while it answered", lambda run: f"{held(run[0]) / 1e6:.1f}"),
+            ("pages freed", lambda run: f"{run[0].changes.get(FREED, 0):,.0f}"),
+            ("seconds to its first token", lambda run: f"{run[0].first_token or 0:.1f}"),
+            ("second answer", lambda run: right(run[1])),
+            ("tokens found in the cache", lambda run: f"{run[1].changes.get(FOUND, 0):,.0f}"),
+            ("seconds for all of it", lambda run: f"{run[1].seconds:.1f}"),
+        )
+    ]
+
+
+def held(answer: Answer) -> float:
+    """Return the bytes of a server of ours that a request held while it answered."""
+    return (answer.used or 0.0) * server.pool_bytes()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return the exit status."""
     args = parser().parse_args(argv)
     text, number = prompt(args.model, args.tokens, args.depth, args.seed)
     print(f"\n{args.tokens:,} tokens of prose, {number} at {100 * args.depth:.0f} % of them")
-    place: AbstractContextManager[tuple[str, Any]]
     if args.url:
-        place = nullcontext((args.url.rstrip("/"), "its own"))
-    else:
-        print("starting a server, which takes a minute ...", flush=True)
-        model = engines.model_folder(args.model)
-        place = server.serving(model, arguments(args.policy, args.config))
-    with place as (url, log):
-        print(f"server {url}, log {log}")
-        run(url, text, number)
+        run(args.url.rstrip("/"), text, number)
+        return 0
+    policies = list(dict.fromkeys(("none", args.policy)))
+    runs = [serve(args, policy, text, number) for policy in policies]
+    header = [policy.replace("none", "eviction off (32 bits)") for policy in policies]
+    print(f"\n{table.render(['', *header], rows(number, runs))}")
+    print(f"\nA full cache of 16 bits would hold {held(runs[0][0]) / 2e6:.1f} MB.")
     return 0
 
 
-def run(url: str, text: str, number: str) -> None:
+def serve(args: argparse.Namespace, policy: str, text: str, number: str) -> tuple[Answer, Answer]:
+    """Run with a server of its own, which is gone afterwards."""
+    print(f"\nstarting a server, --kv-eviction {policy}, which takes a minute ...", flush=True)
+    model = engines.model_folder(args.model)
+    with server.serving(model, arguments(policy, args.config)) as (url, _):
+        return run(url, text, number)
+
+
+def run(url: str, text: str, number: str) -> tuple[Answer, Answer]:
     """Ask twice: streamed on an empty cache, then in one piece on a full one."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=1800)
     print("\nfirst time, streamed")
-    show(ask(client, url, text, stream=True), number)
+    first = ask(client, url, text, stream=True)
+    show(first, number)
     print("\nsecond time, not streamed")
     second = ask(client, url, text, stream=False)
     line("answer", BEGUN + second.text)
     show(second, number)
+    return first, second
 
 
 if __name__ == "__main__":

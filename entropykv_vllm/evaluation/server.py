@@ -20,6 +20,7 @@ from entropykv_vllm.evaluation.processes import started
 
 SERVED_NAME = "smollm2"
 PATIENCE = 600  # seconds until a server must be ready
+LAST_LINES = 40  # of the log of one that is not
 
 
 def free_port() -> int:
@@ -50,26 +51,36 @@ def environment() -> dict[str, str]:
     }
 
 
+def pool_bytes() -> float:
+    """Return the bytes of a server's KV pool."""
+    return float(environment()["VLLM_CPU_KVCACHE_SPACE"]) * 2**30
+
+
 @contextlib.contextmanager
 def serving(model: str, arguments: list[str]) -> Iterator[tuple[str, Path]]:
-    """Serve a model as long as the block runs; give its URL and its log."""
+    """Serve a model as long as the block runs; give its URL and its log.
+
+    The log goes with the block, and so does what the server leaves in its folder for such things.
+
+    Raises:
+        RunError: if it does not start, with the end of its log.
+    """
     port = free_port()
-    log = Path(tempfile.mkdtemp(prefix="entropykv-")) / "server.log"
-    with (
-        log.open("w") as sink,
-        started(command(model, port, arguments), environment(), sink) as child,
-    ):
-        url = f"http://127.0.0.1:{port}"
-        _wait(url, child, log)
-        yield url, log
+    with tempfile.TemporaryDirectory(prefix="entropykv-") as folder:
+        log = Path(folder) / "server.log"
+        env = {**environment(), "TMPDIR": folder}
+        with log.open("w") as sink, started(command(model, port, arguments), env, sink) as child:
+            url = f"http://127.0.0.1:{port}"
+            _wait(url, child, log)
+            yield url, log
 
 
 def _wait(url: str, child: subprocess.Popen[str], log: Path) -> None:
     end = time.monotonic() + PATIENCE
     while not is_ready(url):
         if child.poll() is not None or time.monotonic() > end:
-            tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
-            raise RunError(f"the server did not start, see {log}:\n{tail}")
+            tail = "".join(log.read_text().splitlines(keepends=True)[-LAST_LINES:])
+            raise RunError(f"the server did not start:\n{tail}")
         time.sleep(0.5)
 
 

@@ -2,10 +2,13 @@
 """What the demo asks a server and how it tells of the answer."""
 
 import http.server
+import sys
+import tempfile
 import threading
 
 import pytest
 
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import demo, server
 
 METRICS = """# TYPE vllm:entropykv_pages_freed counter
@@ -47,9 +50,7 @@ def test_stock_vllm_gets_no_flags():
 
 
 def test_the_report_says_whether_the_answer_is_right(capsys):
-    answer = demo.Answer(
-        "It is 1234567.", 6044, 9.5, 8.25, {"vllm:entropykv_pages_freed_total": 4200.0}
-    )
+    answer = demo.Answer("It is 1234567.", 6044, 9.5, {demo.FREED: 4200.0}, 8.25, 0.125)
     demo.show(answer, "1234567")
     demo.show(answer, "7654321")
     text = capsys.readouterr().out
@@ -57,3 +58,29 @@ def test_the_report_says_whether_the_answer_is_right(capsys):
     assert "wrong, it is 7654321" in text
     assert "6,044 tokens" in text
     assert "4,200" in text
+    assert "12.5 %" in text
+
+
+def test_both_servers_stand_side_by_side(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    first = demo.Answer("1234567", 6044, 9.5, {}, 8.25, 0.5)
+    again = demo.Answer("765", 6044, 1.5, {demo.FOUND: 6016.0})
+    kept = demo.Answer("1234567", 6044, 7.5, {demo.FREED: 420.0}, 6.25, 0.125)
+    assert demo.rows("1234567", [(first, again), (kept, again)]) == [
+        ["first answer", "right", "right"],
+        ["MB held while it answered", "1073.7", "268.4"],
+        ["pages freed", "0", "420"],
+        ["seconds to its first token", "8.2", "6.2"],
+        ["second answer", "wrong", "wrong"],
+        ["tokens found in the cache", "6,016", "6,016"],
+        ["seconds for all of it", "1.5", "1.5"],
+    ]
+
+
+def test_a_server_leaves_nothing_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    leave = "import os, sys; open(os.environ['TMPDIR'] + '/left', 'w'); print('out of luck')"
+    monkeypatch.setattr(server, "command", lambda *_: [sys.executable, "-c", leave])
+    with pytest.raises(RunError, match="did not start:\nout of luck"), server.serving("m", []):
+        pass
+    assert list(tmp_path.iterdir()) == []
