@@ -162,11 +162,11 @@ def _collapse(
     src = order[: 3 * count].view(3, count)
     dst = torch.stack([src[0, :1], src[1, :1], order[-1:]])
     sinks = torch.tensor([4, 0, target + 3])
-    scores = torch.randn(3, shape.kv_heads, count * shape.page) if given else None
+    size = len(caches), 3, shape.kv_heads, count * shape.page
+    scores = torch.randn(size) if given else None
     options = policy, *choice, 16, bits
-    return _compare(
-        ops.collapse, reference.collapse, caches, (src, dst, sinks, *options, scores), device
-    )
+    arguments = src, dst, sinks, *options
+    return _compare(ops.collapse, reference.collapse, caches, arguments, device, scores)
 
 
 def _merge(ops: Any, shape: Shape, dtype: torch.dtype, bits: int, device: str) -> float:
@@ -181,9 +181,9 @@ def _merge(ops: Any, shape: Shape, dtype: torch.dtype, bits: int, device: str) -
 def _drop(ops: Any, shape: Shape, dtype: torch.dtype, bits: int, device: str) -> float:
     caches = _cold_caches(shape, dtype, bits)
     src, sinks = torch.randperm(8).view(2, 4), torch.tensor([0, 3])
-    scores = torch.randn(2, shape.kv_heads, 4 * shape.cold_tokens(2, bits))
-    arguments = src, src[:, 1:3], sinks, "norm", bits, scores
-    return _compare(ops.drop, reference.drop, caches, arguments, device)
+    scores = torch.randn(len(caches), 2, shape.kv_heads, 4 * shape.cold_tokens(2, bits))
+    arguments = src, src[:, 1:3], sinks, "norm", bits
+    return _compare(ops.drop, reference.drop, caches, arguments, device, scores)
 
 
 def _cold_caches(shape: Shape, dtype: torch.dtype, bits: int) -> list[Tensor]:
@@ -196,19 +196,25 @@ def _cold_caches(shape: Shape, dtype: torch.dtype, bits: int) -> list[Tensor]:
 
 
 def _compare(
-    op: Callable, twin: Callable, caches: list[Tensor], arguments: tuple, device: str
+    op: Callable[..., None],
+    twin: Callable[..., None],
+    caches: list[Tensor],
+    arguments: tuple[Any, ...],
+    device: str,
+    scores: Tensor | None = None,
 ) -> float:
     """The share of bytes that differ; it must be the same bytes when the op is run again."""
+    moved = [x.to(device) if torch.is_tensor(x) else x for x in (*arguments, scores)]
     runs = []
     for _ in range(2):
         there = [cache.to(device, copy=True) for cache in caches]
-        op(there, *(x.to(device) if torch.is_tensor(x) else x for x in arguments))
+        op(there, *moved)
         runs.append([page_bytes(cache).cpu() for cache in there])
     if not all(map(torch.equal, *runs)):
         return 1.0
     wrong = total = 0
-    for cache, found in zip(caches, runs[0], strict=True):
-        twin(cache, *arguments, order="rows")
+    for layer, (cache, found) in enumerate(zip(caches, runs[0], strict=True)):
+        twin(cache, *arguments, None if scores is None else scores[layer], order="rows")
         wrong += int((page_bytes(cache) != found).sum())
         total += found.numel()
     return wrong / total

@@ -82,6 +82,7 @@ def _dense(
     found = []
     for name, call in calls.items():
         try:
+            call()
             found.append((name, graphed(call, device) if queries == 1 else call))
         except (RuntimeError, ValueError, NotImplementedError) as error:
             print(f"  {name} does not run here: {str(error).splitlines()[0]}")

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.kernels import cuda, native
-from entropykv_vllm.kernels.formats import read_cold
 from entropykv_vllm.kernels.gpu import collapse as triton
+from entropykv_vllm.kernels.gpu.token_scores import token_scores
 from entropykv_vllm.kernels.moves import Batch
-from entropykv_vllm.kernels.scores import SCORES
 
 
 def carry_out(
@@ -29,7 +27,8 @@ def carry_out(
         apart: no page is both read and written.
     """
     pages = batch.src, batch.dst, batch.sinks
-    scores = _scores(caches, batch, settings.policy)
+    known = settings.policy in native.SCORES
+    scores = None if known else token_scores(caches, batch.src, settings.policy, batch.bits_read)
     ops = _ops(caches[0], apart)
     # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
     if batch.kind == "drop" and batch.bits < 16:
@@ -43,19 +42,6 @@ def _ops(cache: Tensor, apart: bool) -> dict[str, Callable[..., None]]:
     if cache.is_cuda and cuda.load():
         return {name: partial(getattr(cuda, name), apart=apart) for name in ("collapse", "drop")}
     return {"collapse": triton.collapse, "drop": triton.drop}
-
-
-def _scores(caches: Sequence[Tensor], batch: Batch, policy: str) -> Tensor | None:
-    """Scores ``[layers, moves, heads, tokens]`` that the kernels do not know."""
-    if policy in native.SCORES:
-        return None
-    return torch.stack([_of_layer(cache, batch, policy) for cache in caches])
-
-
-def _of_layer(cache: Tensor, batch: Batch, policy: str) -> Tensor:
-    read = read_cold(cache, batch.src, batch.bits_read, "rows")
-    keys, values = (x.transpose(1, 2).flatten(2, 3) for x in read)
-    return SCORES[policy](keys, values)
 
 
 def description() -> str:
