@@ -31,6 +31,7 @@ CALIBRATE_ARGS ?=
 TUNE_ARGS ?=
 REPORT_ARGS ?=
 ATTENTION_ARGS ?=
+GPU_CHECK_ARGS ?=
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
 # Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
@@ -155,6 +156,15 @@ memory: env ## measure the KV memory that a request takes
 .PHONY: attention-cost
 attention-cost: env ## measure what scores that read attention cost in memory and time
 	$(BIN)/entropykv attention-cost $(ATTENTION_ARGS)
+
+# With a torch of one's own, so outside of .venv: python3 -c 'import torch, triton' must do.
+GPU_PYTHON ?= python3
+
+.PHONY: gpu-check
+gpu-check: ## on a machine with a GPU: build, check and time the kernels for GPUs
+	ENTROPYKV_CUDA_ARCHS="$$($(GPU_PYTHON) -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')" \
+		$(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	$(GPU_PYTHON) -m entropykv_vllm.evaluation.gpu_check $(GPU_CHECK_ARGS)
 
 .PHONY: test
 test: model ## run all tests

@@ -65,17 +65,15 @@ class Watched:
     """An engine in this process, and what its scheduler did."""
 
     def __init__(
-        self, folder: Path, v2: bool, tokens: int, ahead: bool, settings: dict | None
+        self, folder: Path, worker: str | None, tokens: int, ahead: bool, settings: dict | None
     ) -> None:
         from vllm import LLM
 
         from entropykv_vllm import engine_args
 
         options = {} if settings is None else engine_args("entropykv", **settings)
-        if v2:
-            from tests.engine.runners import NAME
-
-            options["worker_cls"] = NAME
+        if worker is not None:
+            options["worker_cls"] = worker
         self.llm = LLM(
             str(folder),
             dtype="float32",
@@ -166,6 +164,7 @@ def prompts() -> list[list[int]]:
 
 def main(job_file: str, report_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
+    worker = None
     if job["v2"]:
         from tests.serving import interpreter
 
@@ -174,13 +173,14 @@ def main(job_file: str, report_file: str) -> None:
 
         runners.choose_v2()
         runners.allow_ahead()
+        worker = runners.WORKERS["gpu" if job["as_gpus"] else "cpu"]
         if job["as_gpus"]:
             runners.attend_as_gpus()
     folder = Path(job_file).parent
     make_model(folder)
     reports = []
     for engine in job["engines"]:
-        watched = Watched(folder, job["v2"], job["tokens"], **engine)
+        watched = Watched(folder, worker, job["tokens"], **engine)
         # Only ours knows how many pages are few.
         rounds = job["rounds"] if engine["settings"] else job["rounds"][:2]
         reports.append(watched.report(prompts(), rounds))

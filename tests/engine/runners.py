@@ -9,8 +9,6 @@ their place. The attention of GPUs can run on it as well: our backend over vLLM'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +20,12 @@ from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 from vllm.v1.worker.gpu.warmup import warmup_kernels
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from entropykv_vllm.serving.worker import EvictionWorkerMixin
+from entropykv_vllm.serving.worker import EvictionWorkerMixin, PagesInRows
 
-NAME = "tests.engine.runners.V2Worker"
+WORKERS = {
+    kind: f"tests.engine.runners.{name}"
+    for kind, name in (("cpu", "V2Worker"), ("gpu", "V2RowsWorker"))
+}
 
 
 class _StartsAsGPUs(CPUWorker):
@@ -52,7 +53,11 @@ class _StartsAsGPUs(CPUWorker):
 
 
 class V2Worker(EvictionWorkerMixin, _StartsAsGPUs):
-    """A worker on a CPU, whose model runner is V2; as the GPU worker, it adds nothing to ours."""
+    """A worker on a CPU, whose model runner is V2."""
+
+
+class V2RowsWorker(PagesInRows, V2Worker):
+    """The same with pages as GPUs have them; as the GPU worker, it adds nothing to ours."""
 
 
 def choose_v2() -> None:
@@ -81,18 +86,9 @@ def allow_ahead() -> None:
 
 
 def attend_as_gpus() -> None:
-    """Give full-attention layers our backend for GPUs that stands on vLLM's Triton kernel.
-
-    Moves are then our Triton kernels, too.
-    """
+    """Give full-attention layers our backend for GPUs that stands on vLLM's Triton kernel."""
     from entropykv_vllm.attention import backends
-    from entropykv_vllm.kernels import moves
-    from entropykv_vllm.kernels.gpu import collapse
 
-    def of_one(op: Callable) -> Callable:
-        return lambda cache, *rest: op([cache], *rest)
-
-    moves.ops = SimpleNamespace(collapse=of_one(collapse.collapse), drop=of_one(collapse.drop))
     # vLLM's kernel that stores tokens asks for it, to choose how many it stores at a time.
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     backends._CPU = "entropykv_vllm.attention.gpu.TritonTierBackend"

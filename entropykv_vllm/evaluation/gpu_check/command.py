@@ -98,7 +98,7 @@ def measure(device: str, kinds: dict[str, Any], small: bool) -> dict[str, Any]:
     bandwidth = clock.copy_bandwidth(device, size)
     print(f"\ncopy: {bandwidth / 1e9:.0f} GB/s, read and written\n", flush=True)
     shapes = checks.FEW.shapes if small else SHAPES
-    tokens = (320,) if small else TOKENS
+    tokens = (288,) if small else TOKENS
     requests = (2,) if small else REQUESTS
     decode = [
         speed.decode(shape, count, length, device, bandwidth)

@@ -169,7 +169,7 @@ def _segments(
     shape: Shape, bits: int, keep: float, size: int, device: str
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Caches of four layers, and segments of four cold pages' tokens in them."""
-    into = 4
+    into = min(4, max(1, size >> 16))
     count = into * shape.cold_tokens(2, bits) // shape.page
     moves = max(1, size // (4 * count * shape.cold_bytes(2, 16)))
     caches = []

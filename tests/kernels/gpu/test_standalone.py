@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make gpu-check` needs on a machine with a GPU: torch, triton and numpy, nothing else."""
+
+import subprocess
+import sys
+
+MISSING = ("vllm", "pydantic", "yaml", "transformers", "tqdm", "matplotlib", "hypothesis")
+
+
+def test_gpu_check_needs_neither_vllm_nor_what_comes_with_it():
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({MISSING}))\n"
+        "from entropykv_vllm.evaluation.gpu_check import command\n"
+        "command.parser().print_help()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "--device" in found.stdout
