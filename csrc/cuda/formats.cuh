@@ -92,6 +92,7 @@ load_token(const Moves& m, const Row& row, int t, Side side, int unit) {
 // -- quantization, as entropykv_vllm/kernels/formats.py --
 
 constexpr float kHalfMax = 65504.0f;
+constexpr float kInfinity = __builtin_huge_valf();
 
 // What cannot be stored: NaN becomes 0, the rest is clamped.
 static __device__ __forceinline__ float storable(float x) {
@@ -124,12 +125,14 @@ struct Affine {
   }
 };
 
-// Scale and zero as they are used.
+// Scale and zero as they are used, in few registers. The scale is a half, so rounding to one gives
+// it back from its inverse; that of 0 is infinite.
 struct Scale {
-  float scale, zero, inverse;
+  float zero, inverse;
 
   __device__ Scale() {}
-  __device__ Scale(float s, float z) : scale(s), zero(z), inverse(1 / s) {}
+  __device__ Scale(float s, float z) : zero(z), inverse(1 / s) {}
+  __device__ float scale() const { return float_of_half(half_of_float(1 / inverse)); }
 };
 
 // The code of a storable number. A product with the inverse is much cheaper than a quotient, and
@@ -138,8 +141,8 @@ template <int bits> static __device__ __forceinline__ int code_of(float x, const
   constexpr float first = bits == 4 ? 0.0f : -127.0f, last = bits == 4 ? 15.0f : 127.0f;
   const float product = (x - s.zero) * s.inverse;
   float code = rintf(product);
-  if (fabsf(product - code) > 0.4999f) code = rintf((x - s.zero) / s.scale);
-  return s.scale > 0.0f ? int(fminf(fmaxf(code, first), last)) : 0;
+  if (fabsf(product - code) > 0.4999f) code = rintf((x - s.zero) / s.scale());
+  return s.inverse < kInfinity ? int(fminf(fmaxf(code, first), last)) : 0;
 }
 
 // Eight codes as bytes; scale_of(i) is the scale of the i-th.

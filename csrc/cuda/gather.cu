@@ -153,8 +153,7 @@ __device__ void quantize_values(const Moves& m, const Part& part, const Lanes& l
   }
 }
 
-template <int format, int bits> __global__ void __launch_bounds__(kThreads)
-    quantize_kernel(EKV_PARAMETER Moves m) {
+template <int format, int bits> __global__ void quantize_kernel(EKV_PARAMETER Moves m) {
   EKV_SHARED(memory);
   const Part part(m);
   const Lanes lanes(m.pages.head_size);
@@ -166,8 +165,7 @@ template <int format, int bits> __global__ void __launch_bounds__(kThreads)
 }
 
 // Tokens that keep their bits. `vectors`: of 16 bytes in eight channels.
-template <int vectors> __global__ void __launch_bounds__(kThreads)
-    copy_kernel(EKV_PARAMETER Moves m) {
+template <int vectors> __global__ void copy_kernel(EKV_PARAMETER Moves m) {
   const Part part(m);
   const Lanes lanes(m.pages.head_size);
   const Row row(m, part.row);
@@ -185,7 +183,7 @@ template <int vectors> __global__ void __launch_bounds__(kThreads)
 }
 
 // Pages that stay whole, a block for each.
-__global__ void __launch_bounds__(kThreads) gather_pages_kernel(EKV_PARAMETER Moves m) {
+__global__ void gather_pages_kernel(EKV_PARAMETER Moves m) {
   const int64_t at = blockIdx.x / m.into;
   const int page = int(blockIdx.x % m.into);
   const Row row(m, at);

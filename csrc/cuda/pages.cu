@@ -31,7 +31,7 @@ __device__ void store_any(uint8_t* to, int type, const float x[8]) {
 }
 
 // A row of the block for each of a token's heads, keys and values.
-__global__ void __launch_bounds__(kThreads) write_kernel(EKV_PARAMETER Write w) {
+__global__ void write_kernel(EKV_PARAMETER Write w) {
   const Lanes lanes(w.head_size);
   const int64_t row = int64_t{blockIdx.x} * lanes.rows + lanes.row;
   const int64_t token = row / (2 * w.heads);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) write_kernel(EKV_PARAMETER Write w) 
 }
 
 // A block for each page and head.
-__global__ void __launch_bounds__(kThreads) scatter_kernel(EKV_PARAMETER Moves m) {
+__global__ void scatter_kernel(EKV_PARAMETER Moves m) {
   const int64_t at = blockIdx.x / m.into;
   const int page = int(blockIdx.x % m.into);
   const Row row(m, at);
@@ -64,7 +64,7 @@ __device__ float* slots(const Moves& m, const Row& row, int64_t page) {
 }
 
 // A block for each row.
-__global__ void __launch_bounds__(kThreads) gather_side_kernel(EKV_PARAMETER Moves m) {
+__global__ void gather_side_kernel(EKV_PARAMETER Moves m) {
   const Row row(m, blockIdx.x);
   for (int i = threadIdx.x; i < m.keep(); i += kThreads) {
     const int t = kept_token(m, blockIdx.x, i), page = t / m.page_tokens;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) gather_side_kernel(EKV_PARAMETER Mov
   }
 }
 
-__global__ void __launch_bounds__(kThreads) scatter_side_kernel(EKV_PARAMETER Moves m) {
+__global__ void scatter_side_kernel(EKV_PARAMETER Moves m) {
   const Row row(m, blockIdx.x);
   const int tokens = m.pages.cold_tokens;
   for (int i = threadIdx.x; i < m.keep(); i += kThreads) {

@@ -55,8 +55,8 @@ __device__ __forceinline__ float hash_score(const float key[8], const Lanes& lan
 }
 
 // A block for each kAhead rows of a row's tokens.
-template <int format> __global__ void __launch_bounds__(kThreads)
-    token_kernel(EKV_PARAMETER Moves m, int policy, float* scores) {
+template <int format>
+__global__ void token_kernel(EKV_PARAMETER Moves m, int policy, float* scores) {
   const Lanes lanes(m.pages.head_size);
   const int of_block = kAhead * lanes.rows, blocks = (m.tokens() + of_block - 1) / of_block;
   const int64_t at = blockIdx.x / blocks;
@@ -103,8 +103,8 @@ __device__ void unit_mean(const float sum[8], const Lanes& lanes, int D, float* 
 // be compared with it. Segments are larger than what a block can keep in shared memory on any GPU;
 // but the blocks that run at once read some megabytes, so the second time keys come from the L2
 // cache. That is why one block does both, though a launch for each would give more blocks.
-template <int format> __global__ void __launch_bounds__(kThreads)
-    distinct_kernel(EKV_PARAMETER Moves m, bool by_values, float* scores, float* raw) {
+template <int format>
+__global__ void distinct_kernel(EKV_PARAMETER Moves m, bool by_values, float* scores, float* raw) {
   EKV_SHARED(memory);
   auto* anchor = reinterpret_cast<float*>(memory);
   const Lanes lanes(m.pages.head_size);

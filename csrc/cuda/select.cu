@@ -35,7 +35,7 @@ struct Spread {
 };
 
 // A block for each layer of a move.
-__global__ void __launch_bounds__(kThreads) total_kernel(EKV_PARAMETER Moves m, float* total) {
+__global__ void total_kernel(EKV_PARAMETER Moves m, float* total) {
   EKV_SHARED(memory);
   auto* shared = reinterpret_cast<double*>(memory);
   float* out = total + int64_t{blockIdx.x} * m.tokens();
@@ -154,8 +154,7 @@ __device__ void write_means(const float* scores, int units, int run, float* mean
 }
 
 // A block for each choice.
-__global__ void __launch_bounds__(kThreads)
-    select_kernel(EKV_PARAMETER Moves m, int* best, const float* total, float* means) {
+__global__ void select_kernel(EKV_PARAMETER Moves m, int* best, const float* total, float* means) {
   EKV_SHARED(memory);
   auto& bins = *reinterpret_cast<Bins*>(memory);
   const int64_t at = blockIdx.x, group = m.by_layer ? at : at / m.pages.heads;

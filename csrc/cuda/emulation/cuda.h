@@ -16,7 +16,6 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
 
 #define EKV_LAUNCH(kernel, blocks, shared, stream, ...)                                            \
   emulation::launch(blocks, kThreads, shared, [=] { kernel(__VA_ARGS__); })
