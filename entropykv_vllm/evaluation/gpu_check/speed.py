@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,34 +150,36 @@ def collapses(
         size: bytes of pages to read.
     """
     for bits, keep in ((16, 0.25), (8, 1.0), (4, 1.0), (4, 0.25)):
-        for kind, ops in kinds.items():
-            caches, src, dst = _segments(shape, bits, keep, size, device)
-            sinks = torch.zeros(len(src), dtype=torch.int64, device=device)
-            options = "entropykv", "token", "head", 16, bits
-
-            def call(ops=ops, move=(caches, src, dst, sinks), options=options) -> None:
-                ops.collapse(*move, *options)
-
-            spent = seconds(call, device)
-            hot = shape.cold_bytes(2, 16)
-            moved = len(caches) * (src.numel() * hot + dst.numel() * shape.cold_bytes(2, bits))
-            row = {"shape": str(shape), "kernel": kind, "bits": bits, "keep": keep}
+        caches, src, dst, fresh = _segments(shape, bits, keep, size, device)
+        sinks = torch.zeros(len(src), dtype=torch.int64, device=device)
+        options = "entropykv", "token", "head", 16, bits
+        moved = len(caches) * (
+            src.numel() * shape.cold_bytes(2, 16) + dst.numel() * shape.cold_bytes(2, bits)
+        )
+        calls = {name: partial(ops.collapse, caches, src, dst) for name, ops in kinds.items()}
+        if "cuda" in kinds:
+            apart = partial(kinds["cuda"].collapse, caches, src, fresh, apart=True)
+            calls["cuda, fresh pages"] = apart
+        for name, call in calls.items():
+            spent = seconds(partial(call, sinks, *options), device)
+            row = {"shape": str(shape), "kernel": name, "bits": bits, "keep": keep}
             speed = moved / spent
             yield {**row, "seconds": spent, "GB/s": speed / 1e9, "of copy": speed / bandwidth}
 
 
 def _segments(
     shape: Shape, bits: int, keep: float, size: int, device: str
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Caches of four layers, and segments of four cold pages' tokens in them."""
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Caches of four layers, segments in them, and pages for what stays: theirs, and others."""
     into = min(4, max(1, size >> 16))
-    count = into * shape.cold_tokens(2, bits) // shape.page
+    count = -(-into * shape.cold_tokens(2, bits) // shape.page)
     moves = max(1, size // (4 * count * shape.cold_bytes(2, 16)))
     caches = []
     for _ in range(4):
         heads = shape.kv_heads, shape.page, 2 * shape.head_size
-        cache = torch.empty(moves * count, *heads, dtype=torch.bfloat16, device=device)
+        cache = torch.empty(2 * moves * count, *heads, dtype=torch.bfloat16, device=device)
         page_bytes(cache).random_(0x30, 0x3D)
         caches.append(cache)
-    src = torch.randperm(moves * count, device=device).view(moves, count)
-    return caches, src, src[:, : int(into * keep)].contiguous()
+    src, other = torch.randperm(2 * moves * count, device=device).view(2, moves, count)
+    kept = max(1, int(into * keep))
+    return caches, src.contiguous(), src[:, :kept].contiguous(), other[:, :kept].contiguous()
