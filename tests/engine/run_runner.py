@@ -23,8 +23,8 @@ LLAMA = {
 }
 #: Tokens of a step. Chunks of prompts end inside pages, and at boundaries.
 CHUNK = 90
-#: Pages of a tight pool beyond what one request needs.
-ROOM = 2
+#: Pages that a tight pool has less than all requests need at their peaks.
+SHORT = 4
 
 
 def make_model(folder: Path) -> None:
@@ -129,8 +129,9 @@ class Watched:
 
         self.scheduler.reset_prefix_cache()
         pool = self.scheduler.kv_cache_manager.block_pool
-        longest = max(map(len, prompts)) + self.tokens
-        room = sum(peak_pages(tier.plan, longest) + ROOM for tier in self.scheduler._tiers)
+        lengths = [len(ids) + self.tokens for ids in prompts]
+        peaks = [peak_pages(tier.plan, n) for tier in self.scheduler._tiers for n in lengths]
+        room = sum(peaks) - SHORT
         kept_back = pool.get_new_blocks(pool.get_num_free_blocks() - room)
         try:
             return self.answer(prompts)
