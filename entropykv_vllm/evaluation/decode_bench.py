@@ -74,15 +74,9 @@ def spec(
     args: argparse.Namespace, folder: str, name: str, batch: int, repeat: int
 ) -> dict[str, Any]:
     """Return what decides the result of a cell. The pool has room for full caches."""
-    policy, eviction = settings(args)[name]
     length = longest(args, batch)
     return {
-        "name": name,
-        "policy": policy,
-        "eviction": eviction,
-        "model": folder,
-        "config": model(args),
-        "tokens": args.tokens,
+        **dummy.cell(name, settings(args)[name], folder, model(args), args.tokens),
         "batch": batch,
         "steps": args.steps,
         "repeat": repeat,

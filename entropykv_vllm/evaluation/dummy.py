@@ -51,6 +51,33 @@ def write(config: dict[str, Any], folder: Path) -> str:
     return str(folder)
 
 
+def cell(
+    name: str,
+    setting: tuple[str, dict[str, Any]],
+    folder: str,
+    config: dict[str, Any],
+    tokens: int,
+) -> dict[str, Any]:
+    """Return what decides the result of a cell with such a model, besides its engine.
+
+    Args:
+        name: of the cell.
+        setting: the policy and its eviction settings.
+        folder: of the model.
+        config: the model's.
+        tokens: of a prompt.
+    """
+    policy, eviction = setting
+    return {
+        "name": name,
+        "policy": policy,
+        "eviction": eviction,
+        "model": folder,
+        "config": config,
+        "tokens": tokens,
+    }
+
+
 def engine(
     folder: str, length: int, requests: int, room: int, more: dict[str, Any]
 ) -> dict[str, Any]:

@@ -78,15 +78,9 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
 
 def spec(args: argparse.Namespace, folder: str, name: str, tokens: int) -> dict[str, Any]:
     """Return what decides the result of a cell. The pool has room for a full cache."""
-    policy, eviction = settings(args)[name]
     length = tokens + args.decode + 2  # see memory_cell
     return {
-        "name": name,
-        "policy": policy,
-        "eviction": eviction,
-        "model": folder,
-        "config": model(args),
-        "tokens": tokens,
+        **dummy.cell(name, settings(args)[name], folder, model(args), tokens),
         "decode": args.decode,
         "engine": dummy.engine(folder, length, 1, length, {"enforce_eager": True, **args.engine}),
     }
