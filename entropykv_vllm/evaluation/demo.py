@@ -145,7 +145,8 @@ def rows(number: str, runs: Sequence[tuple[Answer, Answer]]) -> list[list[str]]:
     """Return the rows of the table, a column a server: what it answered twice, and what it cost."""
 
     def right(answer: Answer) -> str:
-        return "right" if scoring.exact(answer.text, number) else "wrong"
+        verdict = "right" if scoring.exact(answer.text, number) else "wrong"
+        return f"{scoring.found(answer.text) or 'no number'}, {verdict}"
 
     return [
         [label, *map(cell, runs)]

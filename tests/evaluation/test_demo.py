@@ -65,13 +65,14 @@ def test_both_servers_stand_side_by_side(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     first = demo.Answer("1234567", 6044, 9.5, {}, 8.25, 0.5)
     again = demo.Answer("765", 6044, 1.5, {demo.FOUND: 6016.0})
+    lost = demo.Answer("I do not know", 6044, 1.5, {demo.FOUND: 6016.0})
     kept = demo.Answer("1234567", 6044, 7.5, {demo.FREED: 420.0}, 6.25, 0.125)
-    assert demo.rows("1234567", [(first, again), (kept, again)]) == [
-        ["first answer", "right", "right"],
+    assert demo.rows("1234567", [(first, again), (kept, lost)]) == [
+        ["first answer", "1234567, right", "1234567, right"],
         ["MB held while it answered", "1073.7", "268.4"],
         ["pages freed", "0", "420"],
         ["seconds to its first token", "8.2", "6.2"],
-        ["second answer", "wrong", "wrong"],
+        ["second answer", "765, wrong", "no number, wrong"],
         ["tokens found in the cache", "6,016", "6,016"],
         ["seconds for all of it", "1.5", "1.5"],
     ]
