@@ -47,7 +47,7 @@ def refuse(capsys):
         assert cli.main(["plan", *words]) == 2
         streams = capsys.readouterr()
         assert streams.out == ""
-        assert streams.err.startswith("entropykv: error: ")
+        assert streams.err.startswith("entropykv plan: error: ")
         assert streams.err.count("\n") == 1
         return streams.err
 
