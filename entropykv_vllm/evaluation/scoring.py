@@ -5,7 +5,8 @@ import math
 import random
 import re
 
-NUMBER = re.compile(r"\d(?:,?\d)*")
+# A comma joins as thousands are written; else it stands between numbers.
+NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+")
 
 
 def found(answer: str) -> str:

@@ -55,3 +55,10 @@ def test_the_summary_has_each_share_with_its_interval():
     assert summary["digits"][0] == pytest.approx((1 + 6 / 7) / 3)
     assert summary["form"][0] == pytest.approx(2 / 3)
     assert all(low <= share <= high for share, low, high in summary.values())
+
+
+def test_commas_join_as_thousands_are_written_and_else_part():
+    assert scoring.NUMBER.findall(" 12345,67890,11111") == ["12345", "67890", "11111"]
+    assert scoring.NUMBER.findall(" 1,234,567, 12,34 123,4567") == [
+        *("1,234,567", "12", "34", "123", "4567")
+    ]
