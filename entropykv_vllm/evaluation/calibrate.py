@@ -57,7 +57,8 @@ def candidates(args: argparse.Namespace, order: Sequence[int]) -> list[Cell]:
     common = {"keep": args.keep, "bits": args.bits, "window": args.window}
     found = [scan.WHOLE]
     for whole in (0, *allocation.sizes(len(order))):
-        for top in (1.0, 2 * args.keep) if whole else (args.keep,):
+        tops = (1.0, min(1.0, 2 * args.keep)) if whole else (args.keep,)
+        for top in dict.fromkeys(tops):
             tiers = allocation.tiers(order, whole, args.keep, top)
             if tiers:
                 name = allocation.named(whole, top) if whole else "all layers alike"

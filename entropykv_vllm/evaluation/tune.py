@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.config.settings import load
 from entropykv_vllm.errors import UsageError
-from entropykv_vllm.evaluation import calibrate, engines, scoring, table
+from entropykv_vllm.evaluation import calibrate, engines, options, scoring, table
 from entropykv_vllm.evaluation.calibration import allocation, check, profile, scan, search
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
@@ -52,7 +53,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _windows(text: str) -> list[int]:
     """Windows that a question and its answer fit into."""
-    found = [int(part) for part in text.split(",")]
+    found = options.words(int)(text)
+    if not found:
+        raise argparse.ArgumentTypeError("name one window or more")
     if min(found) < check.LEAST_WINDOW:
         raise argparse.ArgumentTypeError(
             f"windows must hold the question: {check.LEAST_WINDOW} or more"
@@ -83,8 +86,9 @@ def order_of(args: argparse.Namespace, net: Any, book: list[list[int]], bar: Any
     """Return the layers, the most sensitive first: of a profile, or scanned now."""
     if args.profile:
         found = load("entropykv", args.profile).profile
-        if found is None or set(found.sensitivity) != set(net.full):
-            raise ValueError(f"{args.profile} is not a profile of this model's layers")
+        model = fingerprint(net.net.config.get_text_config())
+        if found is None or found.model != model or set(found.sensitivity) != set(net.full):
+            raise ValueError(f"{args.profile} is not a profile that this model was calibrated to")
         return allocation.ranked(found.sensitivity)
     bar.set_description("scan")
     short = Texts(calibrate.SCAN_TOKENS, 8, calibrate.SCAN_DEPTHS, args.seed + 1)

@@ -4,6 +4,8 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,3 +199,37 @@ def test_fewer_dimensions_are_seen():
     found = signals.measure([(flat, full), (full, flat)])["dimensions of keys"]
     assert found[0] == pytest.approx(1, abs=1e-3)
     assert found[1] > 8
+
+
+@pytest.mark.parametrize(("keep", "tops"), [(0.6, {1.0}), (0.5, {1.0}), (0.25, {1.0, 0.5})])
+def test_each_tier_is_tried_once_and_keeps_at_most_all(keep, tops):
+    args = SimpleNamespace(keep=keep, bits=4, window=256)
+    cells = calibrate.candidates(args, list(range(30)))[1:]
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names) > 1
+    assert all(cell.config() is not None for cell in cells)
+    assert {cell.eviction["tiers"][0]["keep"] for cell in cells[1:]} == tops
+
+
+def test_a_window_is_tried_once():
+    assert tune.parser().parse_args(["--windows", "64,64,128"]).windows == [64, 128]
+
+
+def test_a_profile_of_another_model_is_refused_even_if_its_layers_are_as_many(tmp_path):
+    class Wider(Config):
+        hidden_size = 16
+
+    path = str(tmp_path / "p.json")
+    settings = {"policy": "entropykv", "keep": 0.5}
+    profile.write(Path(path), Config, "tiny", {0: 0.25, 1: 0.5}, settings)
+    args = SimpleNamespace(profile=path)
+
+    def net(config):
+        return SimpleNamespace(
+            full=[0, 1],
+            net=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config)),
+        )
+
+    assert tune.order_of(args, net(Config), [], None) == [1, 0]
+    with pytest.raises(ValueError, match="p.json is not a profile that this model"):
+        tune.order_of(args, net(Wider), [], None)
