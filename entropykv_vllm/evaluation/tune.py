@@ -15,7 +15,7 @@ from typing import Any
 
 from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.config.settings import load
-from entropykv_vllm.errors import UsageError
+from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.evaluation import calibrate, engines, options, scoring, table
 from entropykv_vllm.evaluation.calibration import allocation, check, profile, scan, search
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
@@ -25,6 +25,8 @@ from entropykv_vllm.model.fetch import NAME
 
 #: How far below the target the 95 % interval of right answers to all texts may reach.
 SLACK = 0.15
+#: The share of texts that the full cache must answer right: else nothing can be seen to be lost.
+ENOUGH = 0.5
 
 
 def parser() -> argparse.ArgumentParser:
@@ -116,6 +118,7 @@ def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
             found = run(net, book, texts, cells, file, onto(bar, done))
             _add(total, found, until - done)
             done = until
+            check_full(round(total[cells[0].name][1]), done, args.texts)
             cells = _hopeful(total, cells, done, args.target_accuracy)
     left = {cell.name for cell in cells}
     return net, [
@@ -123,6 +126,25 @@ def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
         for one in found
         if one.cell.name in left
     ]
+
+
+def check_full(right: int, done: int, texts: int) -> None:
+    """Refuse to tune where the full cache itself answers too little.
+
+    Args:
+        right: its right answers so far.
+        done: the texts that it was asked so far.
+        texts: all that there are.
+
+    Raises:
+        RunError: as soon as that is sure, at the latest after all texts.
+    """
+    most = right / done if done == texts else scoring.wilson(right, done)[1]
+    if most < ENOUGH:
+        raise RunError(
+            f"the full cache answers {right} of {done} texts right, too few to see what settings "
+            "lose: take another model, shorter --tokens or another --text"
+        )
 
 
 def _add(total: dict[str, list[float]], found: Sequence[Summary], texts: int) -> None:
@@ -134,9 +156,12 @@ def _add(total: dict[str, list[float]], found: Sequence[Summary], texts: int) ->
 def _hopeful(
     total: dict[str, list[float]], cells: Sequence[Cell], done: int, target: float
 ) -> list[Cell]:
-    """The full cache, and the cells that may still reach the target."""
+    """The full cache, and the cells that may still reach the target.
+
+    A full cache that has answered few by now must answer more by the end, or nothing is tuned.
+    """
     right = [round(total[cell.name][1]) for cell in cells]
-    good = search.hopeful(right, done, target * right[0] / done)
+    good = search.hopeful(right, done, target * max(right[0] / done, ENOUGH))
     return [cell for i, cell in enumerate(cells) if i == 0 or i in good]
 
 

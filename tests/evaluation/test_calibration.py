@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.config.settings import load
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import calibrate, tune
 from entropykv_vllm.evaluation.calibration import (
     allocation,
@@ -231,5 +232,20 @@ def test_a_profile_of_another_model_is_refused_even_if_its_layers_are_as_many(tm
         )
 
     assert tune.order_of(args, net(Config), [], None) == [1, 0]
-    with pytest.raises(ValueError, match="p.json is not a profile that this model"):
+    with pytest.raises(ValueError, match=r"p\.json is not a profile that this model"):
         tune.order_of(args, net(Wider), [], None)
+
+
+def test_nothing_is_tuned_on_a_full_cache_that_answers_little():
+    tune.check_full(12, 24, 24)
+    tune.check_full(0, 3, 24)  # may still answer most
+    with pytest.raises(RunError, match="the full cache answers 0 of 6 texts right"):
+        tune.check_full(0, 6, 24)
+    with pytest.raises(RunError, match="11 of 24"):
+        tune.check_full(11, 24, 24)
+
+
+def test_cells_that_answer_nothing_are_given_up_even_if_the_full_cache_answers_little():
+    cells = [summary("full", 0).cell, summary("none", 0).cell, summary("half", 0).cell]
+    total = {"full": [0, 1.0, 0], "none": [0, 0.0, 0], "half": [0, 6.0, 0]}
+    assert [cell.name for cell in tune._hopeful(total, cells, 12, 0.98)] == ["full", "half"]
