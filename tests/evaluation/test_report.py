@@ -5,7 +5,7 @@ import pytest
 
 from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import pareto
-from entropykv_vllm.evaluation.report import chapters, forms, page, plots, tables
+from entropykv_vllm.evaluation.report import chapters, command, forms, page, plots, tables
 from entropykv_vllm.evaluation.report.sections import POLICIES, Section, cell, grid, kept
 
 WANTED = "1234567"
@@ -104,3 +104,11 @@ def test_pictures_are_drawn(tmp_path):
 def test_what_depends_on_the_matrix_says_so(tmp_path):
     with pytest.raises(UsageError, match="'matrix' first"):
         chapters.CHAPTERS["long"].sections(tmp_path)
+
+
+def test_chapters_that_are_left_out_are_named_with_the_reason(tmp_path, capsys):
+    (tmp_path / "agnostic-2k.jsonl").write_text('{"other": 1}\n1\n')
+    assert command.main(["--stored", "--chapters", "matrix", "--data", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert f"matrix is left out: {tmp_path}/agnostic-2k.jsonl is of another specification" in said
+    assert f"there is no {tmp_path}/text-2k.jsonl" in said

@@ -7,6 +7,7 @@ Sections run one after the other, prompt by prompt; what is stored already is no
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +49,15 @@ def measured(section: Section, folder: Path, stored: bool) -> list:
         return measure.run(section, folder, onto(bar))
 
 
+def missing(found: chapters.Found, folder: Path) -> str:
+    """Say which sections have no results, and whether others lie in their place."""
+    files = [folder / f"{section.name}.jsonl" for section, results in found if not results]
+    return ", ".join(
+        f"{file} is of another specification" if file.is_file() else f"there is no {file}"
+        for file in files
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
@@ -63,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for title, text in new.items():
                 print(f"\n{title}\n\n{text}", flush=True)
             tables |= new
+        else:
+            print(f"\n{name} is left out: {missing(found, args.data)}", file=sys.stderr)
     if args.page and (unknown := page.fill(args.page, tables)):
         print(f"\n{args.page} has no place for: {', '.join(unknown)}")
     return 0
