@@ -2,13 +2,18 @@
 """A server of one's own that answers as others do, or does not."""
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
 
+from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation.endpoint import Endpoint
+from entropykv_vllm.evaluation.together import together
 from tests.evaluation.letters import Letters
 
 TOKENIZER = Letters()
@@ -19,16 +24,20 @@ class Server(BaseHTTPRequestHandler):
 
     takes_ids = True
     fails = 0
+    models: bytes | None = None
+    answer: bytes | None = None
     keys: ClassVar[list] = []
 
     def do_GET(self):
-        self._reply(200, {"data": [{"id": "first"}, {"id": "second"}]})
+        self._reply(200, self.models or {"data": [{"id": "first"}, {"id": "second"}]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.keys.append(self.headers["Authorization"])
         prompt = body["prompt"]
-        if self.fails:
+        if self.answer is not None:
+            self._reply(200, self.answer)
+        elif self.fails:
             self._reply(self.fails, {"error": {"message": "out of\nluck"}})
         elif isinstance(prompt, list) and not self.takes_ids:
             self._reply(400, {"error": {"message": "prompt must be a string"}})
@@ -38,7 +47,7 @@ class Server(BaseHTTPRequestHandler):
             self._reply(200, {"choices": [{"text": answer}]})
 
     def _reply(self, status, values):
-        data = json.dumps(values).encode()
+        data = values if isinstance(values, bytes) else json.dumps(values).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -69,11 +78,9 @@ ANSWERS = [f"first 0 {word}" for word in ("ONE", "TWO", "THREE", "FOUR", "FIVE",
 @pytest.mark.parametrize("takes_ids", [True, False])
 def test_answers_come_in_order_whatever_form_the_server_takes(url, handler, takes_ids):
     handler.takes_ids = takes_ids
-    steps = []
     server = Endpoint(url, TOKENIZER)
-    assert server.answers(PROMPTS, 20, lambda *step: steps.append(step)) == ANSWERS
+    assert list(server.answers(PROMPTS, 20)) == ANSWERS
     assert server.takes_ids is takes_ids
-    assert steps == [(i, 6) for i in range(1, 7)]
 
 
 def test_the_model_and_the_length_asked_for_are_sent(url):
@@ -84,7 +91,7 @@ def test_the_model_and_the_length_asked_for_are_sent(url):
 def test_what_the_server_complains_about_is_said(url, handler, status):
     handler.fails = status
     with pytest.raises(RuntimeError, match=f"/completions says {status}: out of luck"):
-        Endpoint(url, TOKENIZER).answers(PROMPTS, 10)
+        list(Endpoint(url, TOKENIZER).answers(PROMPTS, 10))
 
 
 def test_nobody_there():
@@ -98,3 +105,61 @@ def test_the_key_of_the_environment_is_sent(url, handler, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     Endpoint(url, TOKENIZER, "m").complete(PROMPTS[0], 5)
     assert handler.keys == ["Bearer abc", None]
+
+
+@pytest.mark.parametrize("reply", [b"[]", b'{"data": []}', b'{"data": [{}]}', b"\xff\xfe", b"3"])
+def test_models_that_are_none_are_said_to_be_none(url, handler, reply):
+    handler.models = reply
+    with pytest.raises(RunError, match=r"/v1/models (names no model|does not answer with JSON)"):
+        Endpoint(url, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b'{"choices": [{"text": null}]}',
+        b'{"choices": []}',
+        b'{"error": "no"}',
+        b"null",
+        b"",
+        b"\x00\xff",
+    ],
+)
+def test_a_reply_without_a_text_is_no_answer(url, handler, reply):
+    handler.answer = reply
+    with pytest.raises(RunError, match=r"/v1/completions (answers without a text|does not answer)"):
+        Endpoint(url, TOKENIZER, "m").complete(PROMPTS[0], 5)
+
+
+def test_answers_before_a_failure_are_given(url, handler):
+    answers = Endpoint(url, TOKENIZER).answers(PROMPTS, 20)
+    assert next(answers) == ANSWERS[0]
+    handler.fails = 500
+    with pytest.raises(RunError, match="says 500"):
+        next(answers)
+
+
+def test_calls_that_hang_are_not_waited_for():
+    release, started = threading.Event(), []
+
+    def call(item):
+        started.append(item)
+        if item == 0:
+            raise KeyError(item)
+        release.wait(60)
+
+    began = time.monotonic()
+    with pytest.raises(KeyError):
+        list(together(call, range(10), 3))
+    assert time.monotonic() - began < 10
+    release.set()
+    assert len(started) <= 4
+
+
+def test_a_process_ends_though_a_call_hangs():
+    code = (
+        "import time; from entropykv_vllm.evaluation.together import together; "
+        "print(next(together(lambda n: time.sleep(n) or n, [0, 600], 2)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, b"0\n")

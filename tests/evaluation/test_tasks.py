@@ -32,14 +32,15 @@ def book(tokenizer):
     return [tokenizer.encode(s, add_special_tokens=False) for s in corpus.sentences(prose)]
 
 
-def build(tokenizer, book, name, tokens=4096, count=6, seed=0, depths=ALL_OVER):
-    return TASKS[name].build(tokenizer, book, tokens, count, seed, depths)
+def build(tokenizer, book, name, tokens=4096, count=6, seed=0, depths=ALL_OVER, aware=False):
+    return TASKS[name].build(tokenizer, book, tokens, count, seed, depths, aware)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_context_and_question_have_the_asked_length(tokenizer, book, name):
-    for case in build(tokenizer, book, name, 4096):
-        assert len(case.context) + len(case.question) == 4096
+@pytest.mark.parametrize("aware", [False, True])
+def test_prompts_have_the_asked_length(tokenizer, book, name, aware):
+    for case in build(tokenizer, book, name, 4096, aware=aware):
+        assert len(case.context) + len(case.question) * aware == 4096
         assert case.question
         assert case.primer
 
@@ -93,7 +94,7 @@ def test_too_few_tokens_are_refused(tokenizer, book, name):
 def test_facts_of_one_place_keep_their_order(tokenizer):
     prose = [[ord("a")] * 10, [ord("b")] * 10]
     facts = [(0.5, [ord("1")]), (0.0, [ord("0")]), (0.52, [ord("2")]), (1.0, [ord("3")])]
-    found = tokenizer.decode(hide(Place(tokenizer, prose, 0, 25), [], facts))
+    found = tokenizer.decode(hide(Place(tokenizer, prose, 0, 25, False), [], facts))
     assert found == "0" + "a" * 10 + "12" + "b" * 10 + "3"
 
 

@@ -30,7 +30,7 @@ def answers(tokenizer: Any, spec: dict[str, Any]) -> dict[str, Any]:
     sizes = {**spec["engine"], "kv_cache_dtype": _dtype(spec)}
     return {
         **score.summary(task, cases, found),
-        **held(llm, samples, {**spec, "engine": sizes}),
+        **held(llm, samples, {**spec, "engine": sizes, "tokens": len(ids[0])}),
     }
 
 

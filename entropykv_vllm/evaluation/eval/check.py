@@ -8,15 +8,12 @@ from typing import Any
 
 from entropykv_vllm.evaluation import engines
 from entropykv_vllm.evaluation.eval import run, texts
-from entropykv_vllm.evaluation.eval.engine import PRIMER
+from entropykv_vllm.evaluation.eval.engine import more
 from entropykv_vllm.evaluation.tasks import TASKS
 from entropykv_vllm.model.fetch import NAME
 
 # A whole page of any bits: collapsing right after the question needs one to end there.
 PAGE = 64
-
-# Tokens that a question may have.
-QUESTION = 48
 
 
 def check(args: argparse.Namespace) -> None:
@@ -56,22 +53,22 @@ def _check_model(args: argparse.Namespace) -> None:
     args.tokenizer = args.model
     for tokens in args.tokens:
         for task in args.tasks:
-            more = PRIMER + TASKS[task].answer_tokens
-            engines.check_length(args.model, tokens, more, f"the answers of {task}")
-            _check_windows(args, tokens, more)
+            follows = more(task, aware=args.question == "before")
+            engines.check_length(args.model, tokens, follows, f"question and answers of {task}")
+            _check_windows(args, tokens, more(task, aware=False))
         if args.kl:
             engines.check_length(args.model, tokens, texts.STEPS, "what follows")
         if args.question == "before" and tokens % PAGE:
             raise ValueError(f"--tokens {tokens}: with --question before, a multiple of {PAGE}")
 
 
-def _check_windows(args: argparse.Namespace, tokens: int, more: int) -> None:
+def _check_windows(args: argparse.Namespace, tokens: int, asked: int) -> None:
     """Else the question itself would be evicted from."""
     for setting in run.settings(args, tokens)[1:]:
-        if (window := setting.config().window) < more + QUESTION:
+        if (window := setting.config().window) < asked:
             raise ValueError(
                 f"{setting.name} has a window of {window} tokens, and the question and its answer "
-                f"take up to {more + QUESTION}: set a longer one"
+                f"take up to {asked}: set a longer one"
             )
 
 

@@ -36,7 +36,12 @@ def parser() -> argparse.ArgumentParser:
         help="offline (default), engine, or http://HOST:PORT/v1 of a server with its own cache",
     )
     add("--tasks", type=words(str), default="needle,word,copy", help=_TASKS)
-    add("--tokens", type=words(int), default="2048", help=f"lengths of context and question {_SO}")
+    add(
+        "--tokens",
+        type=words(int),
+        default="2048",
+        help=f"lengths of the context; with --question before, the question included {_SO}",
+    )
     add("--depths", type=options.depths, default="0,1", help="where facts lie (0,1: all over)")
     add("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
     add("--text", type=Path, help="a text file to hide facts in (default: English prose)")

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from entropykv_vllm.evaluation.endpoint import Endpoint
-from entropykv_vllm.evaluation.eval import score, texts
+from entropykv_vllm.evaluation.eval import parts, score, texts
 from entropykv_vllm.evaluation.eval.grid import Setting
 from entropykv_vllm.evaluation.eval.jobs import Job, missing
 from entropykv_vllm.evaluation.tasks import TASKS
@@ -28,5 +28,9 @@ def answers(tokenizer: Any, jobs: Sequence[Job], progress: Callable[[int, int], 
     task, cases = TASKS[job.spec["task"]], texts.cases(tokenizer, job.spec)
     server = Endpoint(job.spec["backend"], tokenizer, job.spec["model"])
     prompts = [case.context + case.question + case.primer for case in cases]
-    found = server.answers(prompts, task.answer_tokens, progress)
-    job.finish({**score.summary(task, cases, found), "held": None})
+
+    def rest(done: int) -> Iterator[str]:
+        return server.answers(prompts[done:], task.answer_tokens)
+
+    found = parts.results(jobs, len(prompts), rest, progress)
+    parts.finish(jobs, [{**score.summary(task, cases, found), "held": None}])

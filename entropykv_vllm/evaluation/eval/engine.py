@@ -20,8 +20,8 @@ RECORDER = "entropykv_vllm.evaluation.recorder:Recorder"
 # Requests that share a step; results do not depend on it.
 TOGETHER = 4
 
-# Tokens that a primer may have.
-PRIMER = 32
+# Tokens that a question may have, and a primer.
+QUESTION, PRIMER = 48, 32
 
 Progress = Callable[[int, int], None]
 
@@ -33,11 +33,17 @@ def complete(spec: dict[str, Any], out: Path) -> dict[str, Any]:
         engine["logits_processors"] = [RECORDER]
         yardstick = str(_yardstick(spec, out))
         return {**spec, "engine": engine, "steps": texts.STEPS, "yardstick": yardstick}
-    longest = spec["tokens"] + PRIMER + TASKS[spec["task"]].answer_tokens
+    aware = spec["question"] == "before"
+    longest = spec["tokens"] + more(spec["task"], aware)
     eviction = dict(spec["eviction"])
-    if spec["question"] == "before" and spec["policy"] != "none":
+    if aware and spec["policy"] != "none":
         eviction["interval"] = spec["tokens"]  # collapsed once, right after the question
     return {**spec, "eviction": eviction, "engine": arguments(spec, longest)}
+
+
+def more(task: str, aware: bool) -> int:
+    """Return how many tokens may follow those that `--tokens` counts, the answer's included."""
+    return QUESTION * (not aware) + PRIMER + TASKS[task].answer_tokens
 
 
 def arguments(spec: dict[str, Any], longest: int) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def job(out: Path, spec: dict[str, Any]) -> Job:
 
 def spec(args: argparse.Namespace, task: str, tokens: int, setting: Setting) -> dict[str, Any]:
     """Return what decides the result of a cell, whatever the backend."""
+    on_top = args.question == "after" and task != DIVERGENCE
     return {
         "backend": args.backend,
         "task": task,
@@ -70,4 +71,5 @@ def spec(args: argparse.Namespace, task: str, tokens: int, setting: Setting) -> 
         "seed": args.seed,
         "depths": args.depths,
         "question": args.question,
+        **({"counted": "context"} if on_top else {}),
     }

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 from entropykv_vllm.evaluation import engines
-from entropykv_vllm.evaluation.eval import score, texts
+from entropykv_vllm.evaluation.eval import parts, score, texts
 from entropykv_vllm.evaluation.eval.jobs import Job, missing
 from entropykv_vllm.evaluation.tasks import TASKS
 
@@ -36,26 +36,37 @@ def answers(tokenizer: Any, jobs: Sequence[Job], progress: Progress) -> None:
     Raises:
         ValueError: if settings do not fit the model, in one sentence.
     """
-    from entropykv_vllm.evaluation.offline.answers import answer
+    from entropykv_vllm.evaluation.offline.answers import each
 
     spec = jobs[0].spec
     if not (jobs := missing(jobs)):
         return
     task, cases = TASKS[spec["task"]], texts.cases(tokenizer, spec)
     aware = spec["question"] == "before"
-    found = answer(_model(spec["model"]), _cells(jobs), cases, task.answer_tokens, aware, progress)
-    for job, result in zip(jobs, found, strict=True):
-        job.finish({**score.summary(task, cases, result.answers), "held": result.held})
+
+    def rest(done: int) -> Iterator[Any]:
+        net = _model(spec["model"])
+        return each(net, _cells(jobs), cases[done:], task.answer_tokens, aware)
+
+    rows = parts.results(jobs, len(cases), rest, progress)
+    found = []
+    for column in zip(*rows, strict=True):
+        given, held = zip(*column, strict=True)
+        found.append({**score.summary(task, cases, given), "held": sum(held) / len(held)})
+    parts.finish(jobs, found)
 
 
 def divergence(tokenizer: Any, jobs: Sequence[Job], progress: Progress) -> None:
     """Compare next-token distributions with the full cache's, where there is no result."""
-    from entropykv_vllm.evaluation.offline.divergence import measure
+    from entropykv_vllm.evaluation.offline.divergence import each, summary
 
     spec = jobs[0].spec
     if not (jobs := missing(jobs)):
         return
     made = texts.texts(tokenizer, spec)
-    found = measure(_model(spec["model"]), _cells(jobs), made, spec["tokens"], progress)
-    for job, values in zip(jobs, found, strict=True):
-        job.finish(values)
+
+    def rest(done: int) -> Iterator[Any]:
+        return each(_model(spec["model"]), _cells(jobs), made[done:], spec["tokens"])
+
+    rows = parts.results(jobs, len(made), rest, progress)
+    parts.finish(jobs, [summary(column) for column in zip(*rows, strict=True)])

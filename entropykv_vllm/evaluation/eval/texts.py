@@ -57,7 +57,10 @@ def cases(tokenizer: Any, spec: dict[str, Any]) -> list[Case]:
     low, high = spec["depths"]
     build = TASKS[spec["task"]].build
     try:
-        return build(tokenizer, book, spec["tokens"], spec["prompts"], spec["seed"], (low, high))
+        return build(
+            *(tokenizer, book, spec["tokens"], spec["prompts"], spec["seed"], (low, high)),
+            spec["question"] == "before",
+        )
     except ValueError as error:
         raise ValueError(f"{spec['task']} in {spec['tokens']} tokens: {error}") from None
 

@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class CellResult:
-    """A cell's answers, and the bytes that it held over those of a full 16-bit cache."""
+    """A cell's answers, and the bytes that it held over those of a full 16-bit cache: the mean."""
 
     answers: list[str] = field(default_factory=list)
     held: float = 0.0
@@ -56,7 +56,7 @@ def answer(
     for done, found in enumerate(each(net, cells, cases, answer_tokens, aware, dtype), 1):
         for result, (text, held) in zip(results, found, strict=True):
             result.answers.append(text)
-            result.held = held
+            result.held += (held - result.held) / done
         progress(done * len(cells), len(cases) * len(cells))
     return results
 

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from entropykv_vllm.evaluation import divergence, engines
-from entropykv_vllm.evaluation.offline.answers import Progress
 from entropykv_vllm.evaluation.offline.batches import batches
 from entropykv_vllm.evaluation.offline.cell import Cell, Layout, layout
 from entropykv_vllm.evaluation.offline.model import Model
@@ -26,7 +25,6 @@ def measure(
     cells: Sequence[Cell],
     texts: Sequence[list[int]],
     prompt_tokens: int,
-    progress: Progress = lambda done, total: None,
     dtype: str = "bfloat16",
 ) -> list[dict[str, Any]]:
     """Let every cell go on with every text's own next tokens.
@@ -36,7 +34,6 @@ def measure(
         cells: the settings that are compared, each with a full float32 cache.
         texts: token ids, prompts and what follows them.
         prompt_tokens: the length of the prompts.
-        progress: called with (texts done, all texts), counted in cells.
         dtype: of the cells' hot pages.
 
     Returns:
@@ -44,21 +41,40 @@ def measure(
         what follows the prompts, and ``texts``: the values of each step.
     """
     net = model if isinstance(model, Model) else Model(engines.model_folder(model))
+    found = list(each(net, cells, texts, prompt_tokens, dtype))
+    return [summary(column) for column in zip(*found, strict=True)]
+
+
+Values = dict[str, list[float]]
+
+
+def each(
+    net: Model,
+    cells: Sequence[Cell],
+    texts: Sequence[list[int]],
+    prompt_tokens: int,
+    dtype: str = "bfloat16",
+) -> Iterator[list[Values]]:
+    """As `measure`, text by text: the values of each step, of each cell."""
     kind = getattr(torch, dtype)
     layouts = [layout(cell, net, kind) for cell in cells]
-    found: list[list[dict[str, list[float]]]] = [[] for _ in cells]
-    for number, ids in enumerate(texts):
+    for ids in texts:
         # The last token of the prompt is read again by all: what follows it is the first step.
         reading = Reading(net, ids[: prompt_tokens - 1])
         forced = ids[prompt_tokens - 1 :]
         full = _follow(net, reading, [layout(FULL, net, torch.float32)], torch.float32, forced)[0]
-        done = number * len(cells)
+        found: list[Values] = [{} for _ in cells]
         for batch in batches(net, layouts, kind, len(ids)):
             rows = _follow(net, reading, [layouts[i] for i in batch], kind, forced)
             for i, row in zip(batch, rows, strict=True):
-                found[i].append({**divergence.compare(full, row), "nll": _surprise(row, forced)})
-            progress(done := done + len(batch), len(texts) * len(cells))
-    return [{**divergence.summary(f), "perplexity": _perplexity(f), "texts": f} for f in found]
+                found[i] = {**divergence.compare(full, row), "nll": _surprise(row, forced)}
+        yield found
+
+
+def summary(texts: Sequence[Values]) -> dict[str, Any]:
+    """Return what `measure` says of a cell."""
+    found = list(texts)
+    return {**divergence.summary(found), "perplexity": _perplexity(found), "texts": found}
 
 
 def _follow(net, reading, layouts: list[Layout], dtype, forced: list[int]) -> Tensor:
