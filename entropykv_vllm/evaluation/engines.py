@@ -41,7 +41,12 @@ def check_length(model: str, tokens: int, more: int, what: str) -> None:
     """
     try:
         longest = max_positions(model)
-    except (OSError, ValueError, KeyError) as error:
+    except KeyError as error:
+        raise UsageError(
+            f"the config.json of '{model}' has no {error.args[0]}: models with other names for it, "
+            "such as GPT-2, or for text as a part of theirs, are not evaluated"
+        ) from None
+    except (OSError, ValueError) as error:
         raise UsageError(f"'{model}' is not a folder of a language model: {error!r}") from None
     if tokens + more > longest:
         raise UsageError(f"{tokens} tokens are too many: this model reads {longest} with {what}")

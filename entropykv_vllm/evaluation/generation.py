@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = parser().parse_args(argv)
     engines.check_length(args.model, args.prompt + args.generated, 64 + ANSWER_TOKENS, "the answer")
+    options.check_out(args.out)
     results = []
     for policy in ("none", *args.policies):
         with tqdm(total=2 * args.texts, desc=policy, unit="answer") as bar:

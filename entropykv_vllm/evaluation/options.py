@@ -6,9 +6,12 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from entropykv_vllm.config.policies import MODULES
+from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation.presets import PRESETS
 from entropykv_vllm.model.fetch import NAME
 
@@ -42,6 +45,8 @@ def settings(text: str) -> dict[str, Any]:
         raise ArgumentTypeError(f"not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ArgumentTypeError('a JSON object of settings is wanted, such as {"window": 128}')
+    if type(values.get("window", 0)) is not int:
+        raise ArgumentTypeError(f"window is {values['window']!r}: a number of tokens is wanted")
     return values
 
 
@@ -51,6 +56,20 @@ def depths(text: str) -> list[float]:
     if len(found) != 2 or not 0 <= found[0] <= found[1] <= 1:
         raise ArgumentTypeError("two numbers from 0 to 1 are wanted, the lower one first")
     return found
+
+
+def check_out(folder: Path) -> None:
+    """Make the folder of the results, before anything is measured.
+
+    Raises:
+        UsageError: if nothing can be written there, in one sentence.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error}") from None
 
 
 def add_model(p: ArgumentParser) -> None:

@@ -158,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     engines.check_length(args.model, args.tokens, args.steps, "the steps")
+    options.check_out(args.out)
     results = measure(args)
     text = table.render(HEADER, rows(results))
     print(f"\n{args.steps} tokens after {args.tokens}, {args.texts} texts a cell\n\n{text}")

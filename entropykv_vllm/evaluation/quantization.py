@@ -137,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     check(args)
+    options.check_out(args.out)
     results = measure(args)
     text = table.render(HEADER, rows(results))
     print(

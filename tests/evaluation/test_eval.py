@@ -3,10 +3,12 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from entropykv_vllm.config.settings import load
 from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.evaluation import corpus
 from entropykv_vllm.evaluation.eval import (
@@ -20,6 +22,7 @@ from entropykv_vllm.evaluation.eval import (
     run,
     score,
     texts,
+    windows,
 )
 from entropykv_vllm.evaluation.offline import answers as simulator
 from entropykv_vllm.evaluation.offline import divergence as comparison
@@ -30,7 +33,7 @@ CONFIG = {
     "max_position_embeddings": 4096,
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
-    "hidden_size": 64,
+    "hidden_size": 512,
 }
 
 
@@ -196,11 +199,22 @@ def test_the_table_its_numbers_and_the_cells_are_written(model, calls, tmp_path)
         (("--keeps", "1.5"), "keep is 1.5"),
         (("--tokens", "4090"), "4090 tokens are too many: this model reads 4096"),
         (("--tokens", "1000", "--question", "before"), "a multiple of 64"),
-        (("--config", '{"window": 32}'), "norm-1-8 has a window of 32 tokens"),
+        (("--keeps", "2"), "keep is 2: a share"),
+        (("--keeps", "nan"), "keep is nan: a share"),
+        (("--policies", "sink", "--bits", "3"), "bits is 3: there are 16, 8 and 4"),
+        (("--config", '{"window": 32}'), "norm-1-8 has a layer with a window of 64 tokens"),
+        (
+            (
+                "--config",
+                '{"tiers": [{"name": "a", "layers": [0]}, '
+                '{"name": "b", "layers": [1], "window": 0}]}',
+            ),
+            "norm-1-8 has a layer with a window of 64 tokens",
+        ),
+        (("--out", "/proc/nowhere"), "--out /proc/nowhere cannot be written"),
         (("--model", "/nowhere"), "'/nowhere' is not a folder of a language model"),
         (("--backend", "cloud"), "'cloud' is no backend"),
-        (("--backend", "http://127.0.0.1:9/v1", "--kl"), "--kl needs the offline"),
-        (("--backend", "http://127.0.0.1:9/v1", "--question", "before"), "--question before needs"),
+        (("--backend", "http://127.0.0.1:9/v1"), "--policies is for the offline"),
         (("--text", "/nowhere.txt"), "--text /nowhere.txt cannot be read"),
         (("--tokens", "48"), "needle in 48 tokens: what is to be hidden needs"),
         (("--prompts", "0"), "nothing is asked for"),
@@ -215,6 +229,61 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(
         command.main(words(model, tmp_path, *more))
     assert sentence in str(refused.value)
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--kl",), "--kl needs the offline"),
+        (("--question", "before"), "--question before needs"),
+        (("--keeps", "0.5"), "--keeps is for the offline and the engine backend"),
+        (("--presets", "max"), "an endpoint is one row"),
+        (("--config", '{"keep": 0.5}'), "--config is for the offline"),
+    ],
+)
+def test_what_a_server_cannot_be_asked_is_refused_in_a_sentence(tmp_path, more, sentence):
+    with pytest.raises(UsageError) as refused:
+        command.main(["--backend", "http://127.0.0.1:9/v1", "--out", str(tmp_path), *more])
+    assert sentence in str(refused.value)
+
+
+def test_a_tokenizer_that_is_none_is_refused_in_a_sentence(tmp_path):
+    where = ["--backend", "http://127.0.0.1:9/v1", "--tokenizer", str(tmp_path / "nosuch")]
+    with pytest.raises(UsageError, match="nosuch' is not a folder with a tokenizer") as refused:
+        command.main([*where, "--out", str(tmp_path)])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_says_it_in_other_words_is_not_said_to_be_none(model, tmp_path):
+    (Path(model) / "config.json").write_text('{"model_type": "gpt2", "n_positions": 1024}')
+    with pytest.raises(UsageError, match=r"config\.json of .* has no max_position_embeddings"):
+        command.main(words(model, tmp_path))
+
+
+@pytest.mark.parametrize("config", ['{"window": "abc"}', '{"window": null}', "null", "[1]", "{"])
+def test_settings_that_are_none_are_refused(config, capsys):
+    with pytest.raises(SystemExit):
+        command.parser().parse_args(["--config", config])
+    assert "argument --config: " in capsys.readouterr().err
+
+
+def test_one_depth_is_possible():
+    assert command.parser().parse_args(["--depths", "0.5,0.5"]).depths == [0.5, 0.5]
+
+
+def test_curves_of_windows_and_tiers_count_with_their_shortest(model):
+    base = {"preset": "balanced", "bits": 16, "window": 256}
+    lengths = [
+        windows.least(load("entropykv", {**base, **more}), wide(model))
+        for more in ({}, {"lara_window": 0.5})
+    ]
+    assert lengths[0] == 256 > lengths[1] > 0
+
+
+def wide(model):
+    """The model, with enough layers for a curve."""
+    (Path(model) / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 30}))
+    return model
 
 
 def test_a_server_that_does_not_answer_is_no_wrong_use(model, tmp_path, monkeypatch):
@@ -256,7 +325,8 @@ def test_the_server_answers_with_its_own_cache(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr("entropykv_vllm.evaluation.eval.endpoint.Endpoint", Endpoint)
     where = ["--backend", "http://somewhere/v1", "--tokenizer", model]
-    assert command.main([*words("their-model", tmp_path), *where]) == 0
+    asked = ["--tokens", "1024", "--prompts", "4", "--tasks", "needle,copy", *where]
+    assert command.main(["--model", "their-model", "--out", str(tmp_path), *asked]) == 0
     assert (tmp_path / "table.md").read_text().splitlines()[0].split() == [
         *("|", "task", "|", "tokens", "|", "policy", "|"),
         *("accuracy", "%", "(95", "%)", "|", "digits", "%", "(95", "%)", "|"),

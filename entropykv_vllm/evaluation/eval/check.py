@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from entropykv_vllm.evaluation import engines
-from entropykv_vllm.evaluation.eval import run, texts
+from entropykv_vllm.evaluation import engines, options
+from entropykv_vllm.evaluation.eval import run, texts, windows
 from entropykv_vllm.evaluation.eval.engine import more
 from entropykv_vllm.evaluation.tasks import TASKS
 from entropykv_vllm.model.fetch import NAME
@@ -23,14 +23,13 @@ def check(args: argparse.Namespace) -> None:
         ValueError: one sentence that says what is wrong.
     """
     args.tasks = list(TASKS) if args.tasks == ["all"] else args.tasks
-    if args.policies is None:
-        args.policies = [] if args.presets else ["entropykv", "sink"]
     for task in args.tasks:
         if task not in TASKS:
             raise ValueError(f"'{task}' is not a task: choose of {', '.join(TASKS)}")
     if (not args.tasks and not args.kl) or not args.tokens or args.prompts < 1:
         raise ValueError("nothing is asked for: name tasks, tokens and prompts")
     args.text = texts.describe(args.text)
+    options.check_out(args.out)
     if args.backend.startswith(("http://", "https://")):
         _check_endpoint(args)
     elif args.backend in ("offline", "engine"):
@@ -41,6 +40,12 @@ def check(args: argparse.Namespace) -> None:
 
 def _check_endpoint(args: argparse.Namespace) -> None:
     """An endpoint reads prompts with its own policy, and says nothing about distributions."""
+    for name in ("policies", "keeps", "bits", "presets", "config"):
+        if getattr(args, name):
+            raise ValueError(
+                f"--{name} is for the offline and the engine backend: an endpoint is one row, "
+                "the server as it is"
+            )
     if args.kl:
         raise ValueError("--kl needs the offline or the engine backend")
     if args.question == "before":
@@ -51,6 +56,10 @@ def _check_endpoint(args: argparse.Namespace) -> None:
 def _check_model(args: argparse.Namespace) -> None:
     args.model = args.model or NAME
     args.tokenizer = args.model
+    if args.policies is None:
+        args.policies = [] if args.presets else ["entropykv", "sink"]
+    args.keeps = args.keeps or [1.0, 0.5, 0.25]
+    args.bits = args.bits or [16, 8, 4]
     for tokens in args.tokens:
         for task in args.tasks:
             follows = more(task, aware=args.question == "before")
@@ -63,12 +72,12 @@ def _check_model(args: argparse.Namespace) -> None:
 
 
 def _check_windows(args: argparse.Namespace, tokens: int, asked: int) -> None:
-    """Else the question itself would be evicted from."""
+    """Else the question itself would be evicted from, in some layers at least."""
     for setting in run.settings(args, tokens)[1:]:
-        if (window := setting.config().window) < asked:
+        if (window := windows.least(setting.config(), args.model)) < asked:
             raise ValueError(
-                f"{setting.name} has a window of {window} tokens, and the question and its answer "
-                f"take up to {asked}: set a longer one"
+                f"{setting.name} has a layer with a window of {window} tokens, and the "
+                f"question and its answer take up to {asked}: set a longer one"
             )
 
 

@@ -53,10 +53,9 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--keeps",
         type=words(float),
-        default="1,0.5,0.25",
-        help=f"shares of the old tokens to keep {_SO}",
+        help="shares of the old tokens to keep (default: 1,0.5,0.25)",
     )
-    add("--bits", type=words(int), default="16,8,4", help=f"bits of the old tokens {_SO}")
+    add("--bits", type=words(int), help="bits of the old tokens (default: 16,8,4)")
     add("--presets", default="", help="presets to measure too, as they are")
     add("--config", type=options.settings, default="{}", help="settings for all policies, as JSON")
     add(
@@ -81,14 +80,22 @@ def write(results: list[dict[str, Any]], out: Path) -> None:
     plot.draw(results, out / "accuracy.png")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status."""
+def _tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer
 
+    try:
+        return AutoTokenizer.from_pretrained(engines.model_folder(folder))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(f"'{folder}' is not a folder with a tokenizer: {reason}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     try:
         check.check(args)
-        tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(args.tokenizer))
+        tokenizer = _tokenizer(args.tokenizer)
         check.check_text(args, tokenizer)
         results = run.run(args, tokenizer, run.groups(args))
     except ValueError as error:

@@ -48,10 +48,21 @@ def settings(
     Raises:
         ValueError: if a name or a setting is wrong, in one sentence.
     """
+    _check(keeps, bits)
     found = [FULL, *_grid(policies, keeps, bits, config, tokens), *_presets(names)]
     for setting in found[1:]:
         setting.config()
     return found
+
+
+def _check(keeps: Sequence[float], bits: Sequence[int]) -> None:
+    """Refuse what a part of the grid would leave out without a word."""
+    for keep in keeps:
+        if not 0 < keep <= 1:
+            raise ValueError(f"keep is {keep:g}: a share is more than 0, and at most 1")
+    for number in bits:
+        if number not in (16, 8, 4):
+            raise ValueError(f"bits is {number}: there are 16, 8 and 4")
 
 
 def _grid(

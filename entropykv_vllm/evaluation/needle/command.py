@@ -189,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.out = args.out or Path(f"results/needle-{args.tokens}")
     check(args)
+    options.check_out(args.out)
     results = measure(args)
     if not results:
         return 1
