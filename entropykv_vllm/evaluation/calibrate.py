@@ -161,7 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     header = ["layer cut", "nats more", "right %", "KL"]
     print(f"\n{table.render(header, scan_rows(found, net.full))}\n")
     print(table.render(["tiers", "held %", "right %", "nats", "KL"], tried_rows(tried)))
-    told = signal_rows(net, passages.cut(book, 1, args.tokens)[0], found)
+    (text,) = passages.cut(book, 1, args.tokens, passages.opening(net.tokenizer))
+    told = signal_rows(net, text, found)
     header = ["signal without a scan", "rank correlation", "of the most sensitive"]
     print(f"\n{table.render(header, told)}")
     path = args.out / "profile.json"

@@ -72,7 +72,7 @@ def prompt(model: str, tokens: int, depth: float, seed: int) -> tuple[str, str]:
     tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(model))
     book = corpus.encode(tokenizer)
     case = prompts.build(tokenizer, book, tokens, 1, seed, (depth, depth), question="")[0]
-    return tokenizer.decode(case.ids).strip(), case.number
+    return tokenizer.decode(case.ids, skip_special_tokens=True).strip(), case.number
 
 
 def ask(client: Any, url: str, text: str, stream: bool) -> Answer:

@@ -24,9 +24,9 @@ SINCE = 48
 def cases(spec: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
     """Make two requests of each text: prompt, tokens to decode, and the numbers."""
     rng = random.Random(0)
-    book = corpus.encode(tokenizer)
+    book, first = corpus.encode(tokenizer), passages.opening(tokenizer)
     found = []
-    for text in passages.cut(book, spec["texts"], spec["prompt"] + spec["generated"]):
+    for text in passages.cut(book, spec["texts"], spec["prompt"] + spec["generated"], first):
         numbers = {side: str(rng.randrange(1_000_000, 10_000_000)) for side in ASKED}
         early = tokenizer.encode(EARLY.format(number=numbers["early"]), add_special_tokens=False)
         late = tokenizer.encode(RECENT.format(number=numbers["recent"]), add_special_tokens=False)

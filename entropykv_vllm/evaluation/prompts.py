@@ -4,6 +4,8 @@
 import random
 from dataclasses import dataclass
 
+from entropykv_vllm.evaluation.passages import opening
+
 NEEDLE = " The secret number of the lighthouse is {number}."
 QUESTION = "\n\nThe secret number of the lighthouse is"
 
@@ -59,8 +61,11 @@ def build(
     depths: tuple[float, float] = (0.0, 1.0),
     question: str = QUESTION,
 ) -> list[Case]:
-    """Make `count` prompts of exactly `tokens` tokens, all starting at different sentences."""
-    rng = random.Random(seed)
+    """Make `count` prompts of exactly `tokens` tokens, all starting at different sentences.
+
+    Before those comes what the model's prompts start with, which counts.
+    """
+    rng, first = random.Random(seed), opening(tokenizer)
     asked = tokenizer.encode(question, add_special_tokens=False)
     starts = [i * len(sentences) // count for i in range(count)]
     rng.shuffle(starts)  # else the depth would grow along the book
@@ -68,9 +73,9 @@ def build(
     for depth, start in zip(spread(count, *depths), starts, strict=True):
         number = str(rng.randrange(1_000_000, 10_000_000))
         needle = tokenizer.encode(NEEDLE.format(number=number), add_special_tokens=False)
-        hay = haystack(sentences, start, tokens - len(needle) - len(asked))
+        hay = haystack(sentences, start, tokens - len(first) - len(needle) - len(asked))
         ids, position = insert(hay, needle, depth)
-        cases.append(Case(number, depth, position, ids + asked))
+        cases.append(Case(number, depth, len(first) + position, first + ids + asked))
     return cases
 
 

@@ -14,8 +14,8 @@ def texts_of(spec: dict[str, Any]) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(engines.model_folder(spec["model"]))
-    book = corpus.encode(tokenizer)
-    return passages.cut(book, spec["texts"], spec["tokens"] + spec["steps"])
+    book, first = corpus.encode(tokenizer), passages.opening(tokenizer)
+    return passages.cut(book, spec["texts"], spec["tokens"] + spec["steps"], first)
 
 
 def decode(llm: Any, texts: list[list[int]], spec: dict[str, Any], folder: str) -> None:

@@ -84,7 +84,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
     tokenizer, model = load(engines.model_folder(args.model))
     found: list[list[dict[str, list[float]]]] = [[] for _ in VARIANTS]
-    texts = passages.cut(corpus.encode(tokenizer), args.texts, args.tokens + args.steps)
+    book, first = corpus.encode(tokenizer), passages.opening(tokenizer)
+    texts = passages.cut(book, args.texts, args.tokens + args.steps, first)
     with tqdm(total=len(texts) * len(VARIANTS), unit="variant") as bar:
         for ids in texts:
             layers = read(model, ids[: args.tokens])

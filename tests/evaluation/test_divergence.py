@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from entropykv_vllm.evaluation import divergence, passages
+from tests.evaluation.letters import Letters
 
 
 def logs(*rows: list[float]) -> torch.Tensor:
@@ -37,7 +38,13 @@ def test_small_divergences_keep_their_digits():
     assert divergence.nats([0.00123, 0.001, 0.25]) == "0.0012 (0.001-0.250)"
 
 
+def test_passages_start_as_the_models_prompts_do():
+    assert passages.opening(Letters()) == [0]
+    first = passages.opening(Letters())
+    assert passages.cut([[1, 2, 3], [4, 5]], 2, 4, first) == [[0, 1, 2, 3], [0, 4, 5, 1]]
+
+
 def test_passages_have_their_length_and_go_round():
     sentences = [[1, 2], [3, 4, 5], [6]]
-    assert passages.cut(sentences, 3, 5) == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 1], [6, 1, 2, 3, 4]]
-    assert passages.cut(sentences, 1, 8) == [[1, 2, 3, 4, 5, 6, 1, 2]]
+    assert passages.cut(sentences, 3, 5, []) == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 1], [6, 1, 2, 3, 4]]
+    assert passages.cut(sentences, 1, 8, []) == [[1, 2, 3, 4, 5, 6, 1, 2]]

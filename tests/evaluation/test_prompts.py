@@ -4,6 +4,7 @@
 import pytest
 
 from entropykv_vllm.evaluation import corpus, prompts
+from tests.evaluation.letters import Letters
 
 
 class Words:
@@ -12,8 +13,9 @@ class Words:
     def __init__(self):
         self.ids: dict[str, int] = {}
 
+    bos_token_id = None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        assert not add_special_tokens
         return [self.ids.setdefault(word, len(self.ids)) for word in text.split()]
 
 
@@ -83,3 +85,14 @@ def test_a_haystack_goes_round_at_the_end_of_the_text():
 
 def test_a_haystack_is_cut_from_the_front_across_short_sentences():
     assert prompts.haystack([[0], [1], [2, 3, 4, 5]], 0, 3) == [[3, 4, 5]]
+
+
+def test_prompts_start_as_the_model_wants_it():
+    tokenizer = Letters()
+    short = [tokenizer.encode(part, False) for part in corpus.sentences(corpus.text()[:20_000])]
+    needle = prompts.NEEDLE[:10]
+    for case in prompts.build(tokenizer, short, 2000, 4):
+        assert len(case.ids) == 2000
+        assert case.ids[0] == tokenizer.bos_token_id
+        assert 0 not in case.ids[1:]
+        assert tokenizer.decode(case.ids[case.position :]).startswith(needle)

@@ -68,4 +68,4 @@ def cases(tokenizer: Any, spec: dict[str, Any]) -> list[Case]:
 def texts(tokenizer: Any, spec: dict[str, Any]) -> list[list[int]]:
     """Return the texts of a cell of divergence: prompts, and the tokens that follow them."""
     book = sentences(tokenizer, spec["text"])
-    return passages.cut(book, TEXTS, spec["tokens"] + STEPS)
+    return passages.cut(book, TEXTS, spec["tokens"] + STEPS, passages.opening(tokenizer))

@@ -60,6 +60,7 @@ def _texts(section: Section, done: int) -> Iterator[list[dict[str, Any]]]:
     net = model(section.model)
     book = corpus.encode(net.tokenizer)
     length = section.tokens + STEPS
-    for ids in passages.cut(book, section.prompts, length)[done:]:
+    first = passages.opening(net.tokenizer)
+    for ids in passages.cut(book, section.prompts, length, first)[done:]:
         found = divergence.measure(net, section.cells, [ids], section.tokens, dtype=section.dtype)
         yield [{name: one[name][:1] for name in ("kl", "top1")} for one in found]

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from entropykv_vllm.evaluation import prompts
+from entropykv_vllm.evaluation.passages import opening
 from entropykv_vllm.evaluation.tasks.case import Build, Case
 
 
@@ -106,8 +107,3 @@ def hide(
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Return the token ids of a text that stands inside a prompt."""
     return list(tokenizer.encode(text, add_special_tokens=False))
-
-
-def opening(tokenizer: Any) -> list[int]:
-    """Return the token that the model's prompts start with, if there is one."""
-    return [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id]
