@@ -119,11 +119,13 @@ def measure(
         bar.set_description("scan")
         short = Texts(SCAN_TOKENS, args.texts, SCAN_DEPTHS, args.seed)
         cells = scan.cells(net.full)
-        found = run(net, book, short, cells, args.out / "scan.jsonl", onto(bar))
+        found = run(net, args.model, book, short, cells, args.out / "scan.jsonl", onto(bar))
         bar.set_description("tiers")
         longer = Texts(args.tokens, args.texts, (0.0, 1.0), args.seed + 1)
         cells = candidates(args, allocation.ranked(sensitivity(found, net.full)))
-        tried = run(net, book, longer, cells, args.out / "tiers.jsonl", onto(bar, args.texts))
+        tried = run(
+            net, args.model, book, longer, cells, args.out / "tiers.jsonl", onto(bar, args.texts)
+        )
     return net, book, found, tried
 
 
@@ -151,8 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     name = Path(args.model).name
-    args.out = args.out or Path("results/calibrate") / name
-    check.check(args)
+    check.check(args, "calibrate")
     try:
         net, book, found, tried = measure(args)
     except ValueError as error:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, engines, options, pool, scoring, table
+from entropykv_vllm.evaluation import cells, engines, identity, options, pool, scoring, table
 from entropykv_vllm.evaluation.generation_cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.progress import onto
 
@@ -44,6 +44,7 @@ def spec(args: argparse.Namespace, policy: str) -> dict[str, Any]:
         "policy": policy,
         "eviction": {} if policy == "none" else eviction,
         "model": args.model,
+        **identity.marks(args.model),
         "prompt": args.prompt,
         "generated": args.generated,
         "texts": args.texts,

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import RunError
-from entropykv_vllm.evaluation import cells, divergence, engines, options, pool, presets, table
+from entropykv_vllm.evaluation import (
+    cells,
+    divergence,
+    engines,
+    identity,
+    options,
+    pool,
+    presets,
+    table,
+)
 
 PRESETS = tuple(name for name, policy in presets.PRESETS.items() if policy == "entropykv")
 # Named KEEP-BITS.
@@ -86,6 +95,7 @@ def spec(args: argparse.Namespace, name: str) -> dict[str, Any]:
         "policy": "none" if name == FULL else "entropykv",
         "eviction": {} if name == FULL else eviction(name, args.config),
         "model": args.model,
+        **identity.marks(args.model),
         "tokens": args.tokens,
         "texts": args.texts,
         "steps": args.steps,

@@ -95,7 +95,9 @@ def order_of(args: argparse.Namespace, net: Any, book: list[list[int]], bar: Any
     bar.set_description("scan")
     short = Texts(calibrate.SCAN_TOKENS, 8, calibrate.SCAN_DEPTHS, args.seed + 1)
     cells = scan.cells(net.full)
-    scanned = run(net, book, short, cells, args.out / "scan.jsonl", lambda done, total: None)
+    scanned = run(
+        net, args.model, book, short, cells, args.out / "scan.jsonl", lambda done, total: None
+    )
     return allocation.ranked(calibrate.sensitivity(scanned, net.full))
 
 
@@ -115,7 +117,7 @@ def measure(args: argparse.Namespace) -> tuple[Any, list[Summary]]:
             bar.set_description(f"{len(cells)} settings")
             texts = Texts(args.tokens, until - done, (0.0, 1.0), args.seed + 100 + done)
             file = args.out / f"texts{done}-{until}.jsonl"
-            found = run(net, book, texts, cells, file, onto(bar, done))
+            found = run(net, args.model, book, texts, cells, file, onto(bar, done))
             _add(total, found, until - done)
             done = until
             check_full(round(total[cells[0].name][1]), done, args.texts)
@@ -197,8 +199,7 @@ def write(args: argparse.Namespace, net: Any, winner: Summary) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
-    args.out = args.out or Path("results/tune") / Path(args.model).name
-    check.check(args)
+    check.check(args, "tune")
     if sentence := warning(args.texts, args.target_accuracy):
         print(f"entropykv tune: warning: {sentence}", file=sys.stderr)
     try:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import UsageError
-from entropykv_vllm.evaluation import engines
+from entropykv_vllm.evaluation import engines, identity, options
 from entropykv_vllm.evaluation.eval import texts
 
 #: Tokens of a question, its answer, and a little plain text.
@@ -18,8 +19,10 @@ LEAST_WINDOW = 32
 SHORTEST = 1024
 
 
-def check(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace, command: str) -> None:
     """Refuse a model, a length or a text that will not do, and numbers out of their range.
+
+    Without `--out` the results go to a folder of the command and the model.
 
     Raises:
         UsageError: one sentence that says what is wrong.
@@ -36,6 +39,8 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError(f"--tokens must be {SHORTEST} or more: nothing of a shorter text is old")
     if args.texts < 1:
         raise UsageError("--texts must be 1 or more")
+    args.out = args.out or Path("results") / command / identity.folder(args.model)
+    options.check_out(args.out)
 
 
 def sentences(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:

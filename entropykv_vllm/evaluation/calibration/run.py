@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from entropykv_vllm.evaluation import identity
 from entropykv_vllm.evaluation.calibration import probes
 from entropykv_vllm.evaluation.calibration.probes import Loss
 from entropykv_vllm.evaluation.offline import runs
@@ -44,6 +45,7 @@ class Summary:
 
 def run(
     net: Model,
+    model: str,
     sentences: list[list[int]],
     texts: Texts,
     cells: Sequence[Cell],
@@ -52,6 +54,8 @@ def run(
     dtype: str = "bfloat16",
 ) -> list[Summary]:
     """Return what each cell loses; the first is what the others are held to.
+
+    `model` is the name or the folder of `net`.
 
     Raises:
         ValueError: settings that do not fit the model, in words.
@@ -64,7 +68,7 @@ def run(
         for row in probes.losses(net, layouts, made[done:], kind):
             yield [asdict(loss) for loss in row]
 
-    spec = _spec(net, sentences, texts, cells, dtype)
+    spec = _spec(net, model, sentences, texts, cells, dtype)
     rows = [
         [Loss(**x) for x in row] for row in runs.resumed(file, spec, texts.count, rest, progress)
     ]
@@ -90,12 +94,18 @@ def _means(found: list[Loss]) -> tuple[float, float, float]:
 
 
 def _spec(
-    net: Model, sentences: list[list[int]], texts: Texts, cells: Sequence[Cell], dtype: str
+    net: Model,
+    model: str,
+    sentences: list[list[int]],
+    texts: Texts,
+    cells: Sequence[Cell],
+    dtype: str,
 ) -> dict[str, Any]:
     from hashlib import sha256
 
     return {
         "model": Path(net.folder).name,
+        **identity.marks(model),
         "text": sha256(repr(sentences).encode()).hexdigest()[:16],
         "texts": asdict(texts),
         "dtype": dtype,

@@ -65,7 +65,7 @@ def arguments(spec: dict[str, Any], longest: int) -> dict[str, Any]:
 
 def _yardstick(spec: dict[str, Any], out: Path) -> Path:
     """Return the file of the full cache's distributions."""
-    name = digest({key: spec[key] for key in ("model", "text", "tokens")})
+    name = digest({key: spec.get(key) for key in ("model", "weights", "text", "tokens")})
     return out / "cells" / f"{DIVERGENCE}-{spec['tokens']}-{name}.npy"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.evaluation import cells
+from entropykv_vllm.evaluation import cells, identity
 from entropykv_vllm.evaluation.eval.grid import Setting
 
 #: In place of a task's name: the next token's distribution after plain text.
@@ -72,4 +72,5 @@ def spec(args: argparse.Namespace, task: str, tokens: int, setting: Setting) -> 
         "depths": args.depths,
         "question": args.question,
         **({"counted": "context"} if on_top else {}),
+        **(identity.marks(args.model) if args.backend in ("offline", "engine") else {}),
     }

@@ -17,7 +17,17 @@ from typing import Any
 
 from entropykv_vllm.config.settings import load
 from entropykv_vllm.errors import RunError, UsageError
-from entropykv_vllm.evaluation import cells, corpus, engines, options, pool, prompts, scoring, table
+from entropykv_vllm.evaluation import (
+    cells,
+    corpus,
+    engines,
+    identity,
+    options,
+    pool,
+    prompts,
+    scoring,
+    table,
+)
 from entropykv_vllm.evaluation.needle import plot
 from entropykv_vllm.evaluation.needle.cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.options import words
@@ -75,6 +85,7 @@ def spec(args: argparse.Namespace, policy: str, keep: float) -> dict[str, Any]:
         if policy == "none"
         else engines.eviction(policy, keep, args.tokens, args.config),
         "model": args.model,
+        **identity.marks(args.model),
         "tokens": args.tokens,
         "prompts": args.prompts,
         "seed": args.seed,
