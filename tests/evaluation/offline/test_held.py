@@ -16,7 +16,8 @@ def test_calibrate_tune_and_eval_say_the_same_is_held(model, prompt, tmp_path, m
     monkeypatch.setattr(probes, "make", lambda *_: [probes.Probe(case, [7])])
     texts = calibration.Texts(tokens=255, count=1)
     file = tmp_path / "cells.jsonl"
-    found = calibration.run(model, [[2, 3]], texts, CELLS, file, lambda done, total: None)
+    arguments = model, model.folder, [[2, 3]], texts, CELLS, file
+    found = calibration.run(*arguments, lambda done, total: None)
     evaluated = answers.answer(model, CELLS, [case], 2)
     assert [one.held for one in found] == [one.held for one in evaluated]
     assert found[0].held == 9 * 32 / 258  # whole pages: more than 1
