@@ -68,7 +68,8 @@ help: ## list the targets
 	@echo '           KV_CONFIG=$(KV_CONFIG) OMP_NUM_THREADS=$(OMP_NUM_THREADS)' \
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
 	@echo '           SERVE_ARGS PYTEST_ARGS EVAL_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS' \
-		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS CALIBRATE_ARGS TUNE_ARGS REPORT_ARGS (handed on)'
+		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS CALIBRATE_ARGS TUNE_ARGS REPORT_ARGS' \
+		'GPU_CHECK_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -162,8 +163,8 @@ GPU_PYTHON ?= python3
 
 .PHONY: gpu-check
 gpu-check: ## on a machine with a GPU: build, check and time the kernels for GPUs
-	ENTROPYKV_CUDA_ARCHS="$$($(GPU_PYTHON) -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')" \
-		$(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	arch=$$($(GPU_PYTHON) -m entropykv_vllm.evaluation.gpu_check --arch) && \
+		ENTROPYKV_CUDA_ARCHS=$$arch $(GPU_PYTHON) setup.py --quiet build_ext --inplace
 	$(GPU_PYTHON) -m entropykv_vllm.evaluation.gpu_check $(GPU_CHECK_ARGS)
 
 .PHONY: test

@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cuda", help="where to run (default: %(default)s)")
     p.add_argument("--small", action="store_true", help="few and small cases, to try it out")
     p.add_argument("--only", choices=("checks", "speed"), help="one half of it")
+    p.add_argument("--arch", action="store_true", help="only print what nvcc calls the GPU")
     p.add_argument("--out", type=Path, default=Path("results/gpu-check.json"), help="%(default)s")
     p.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="default: the time")
     return p
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu_check: error: torch sees no CUDA device here", file=sys.stderr)
         return 2
+    if args.arch:
+        print("{}{}".format(*torch.cuda.get_device_capability()))
+        return 0
     torch.manual_seed(args.seed)
     report: dict[str, Any] = {"machine": machine(args.device), "seed": args.seed}
     print(json.dumps(report, indent=2), flush=True)

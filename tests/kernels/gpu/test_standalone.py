@@ -16,3 +16,11 @@ def test_gpu_check_needs_neither_vllm_nor_what_comes_with_it():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "--device" in found.stdout
+
+
+def test_without_a_gpu_it_says_so(capsys, monkeypatch):
+    from entropykv_vllm.evaluation.gpu_check import command
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert command.main(["--arch"]) == 2
+    assert capsys.readouterr().err == "gpu_check: error: torch sees no CUDA device here\n"
