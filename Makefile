@@ -173,7 +173,7 @@ test: model ## run all tests
 
 .PHONY: test-unit
 test-unit: model ## run the tests that start no engine
-	$(BIN)/python -m pytest -m 'not engine' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not engine and not cluster' $(PYTEST_ARGS)
 
 .PHONY: check
 check: env ## check format, lint and types

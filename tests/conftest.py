@@ -10,6 +10,8 @@ DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A cluster that lives as long as a test has no tokens to share.
+    "RAY_AUTH_MODE": "disabled",
     # The engine runs in the test's own process, so that a test can look into its scheduler.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }

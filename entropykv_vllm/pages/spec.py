@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheSpec, replace_as
@@ -11,6 +11,21 @@ from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCache
 from entropykv_vllm.plan.schedule import TierPlan, peak_pages
 
 _FULL_ATTENTION_ONLY = ("sliding_window", "attention_chunk_size", "non_causal")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who made a spec, so that the scheduler can tell whether all workers evict as it does.
+
+    Attributes:
+        version: of this package.
+        settings: a hash of the settings, defaults included.
+        node: the worker's machine, for messages; specs of two machines are alike.
+    """
+
+    version: str
+    settings: str
+    node: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +37,7 @@ class TierSpec(AttentionSpec):
     """
 
     plan: TierPlan
+    origin: Origin
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """The bytes of one layer at the peak of a request of the longest length."""
@@ -32,9 +48,9 @@ class TierSpec(AttentionSpec):
         return all(spec == self for spec in kv_cache_specs.values())
 
 
-def tier_spec(spec: FullAttentionSpec, plan: TierPlan) -> TierSpec:
+def tier_spec(spec: FullAttentionSpec, plan: TierPlan, origin: Origin) -> TierSpec:
     """Turn vLLM's spec of a full-attention layer into that of a tier, of the same page size."""
-    return replace_as(spec, TierSpec, drop=_FULL_ATTENTION_ONLY, plan=plan)
+    return replace_as(spec, TierSpec, drop=_FULL_ATTENTION_ONLY, plan=plan, origin=origin)
 
 
 # Specs reach the engine process pickled, so its import of this module is the one moment that is

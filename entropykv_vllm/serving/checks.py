@@ -21,9 +21,10 @@ from vllm.v1.kv_cache_interface import (
 from entropykv_vllm.attention import backends
 from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.kernels.scores import OBSERVED
-from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.pages.spec import Origin, TierSpec
 from entropykv_vllm.plan.capacity import capacity
 from entropykv_vllm.plan.tiers import Tier, make_tiers
+from entropykv_vllm.serving.origin import origin_of
 from entropykv_vllm.serving.settings import settings_of
 
 SUPPORTED_VLLM = ("0.32", "0.33")
@@ -239,10 +240,11 @@ def _check_profile(config: VllmConfig) -> None:
 
 
 def check_groups(config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Refuse to schedule for workers that do not evict.
+    """Refuse to schedule for workers that do not evict, or that evict in another way.
 
     Raises:
-        UnsupportedError: if a worker reported a full-attention layer without a tier.
+        UnsupportedError: if a worker reported a full-attention layer without a tier, or a tier
+            that another version of this package made, or other settings.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     if any(is_full_attention(spec) for spec in specs) or not any(
@@ -252,3 +254,17 @@ def check_groups(config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
             "a worker does not run EntropyKV, so it would keep full caches: "
             f"install the same entropykv-vllm on every node, {_OFF}"
         )
+    ours = origin_of(settings_of(config))
+    for theirs in (spec.origin for spec in specs if isinstance(spec, TierSpec)):
+        if theirs != ours:
+            raise UnsupportedError(_differs(theirs, ours))
+
+
+def _differs(theirs: Origin, ours: Origin) -> str:
+    if theirs.version != ours.version:
+        what = f"runs EntropyKV {theirs.version}, and this server {ours.version}"
+        return f"the worker on {theirs.node} {what}: install the same entropykv-vllm on every node"
+    return (
+        f"the worker on {theirs.node} evicts with other settings than this server: "
+        "give every node the same --kv-eviction and --kv-eviction-config"
+    )

@@ -11,6 +11,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
@@ -87,10 +88,24 @@ def _applying_flags(from_cli_args: Callable) -> Callable:
         for name, value in _settings(policy, args).items():
             setattr(args, name, value)
         engine_args = from_cli_args(cls, args)
+        if engine_args.distributed_executor_backend == "ray" and engine_args.data_parallel_size < 2:
+            engine_args.distributed_executor_backend = _asking_nodes()
         engine_args.create_engine_config = _checked(engine_args.create_engine_config)
         return engine_args
 
     return wrapper
+
+
+def _asking_nodes() -> type | str:
+    """vLLM's executor on Ray, which first asks the nodes whether they evict.
+
+    Not with data parallelism, where vLLM asks for the executor by its name before one is made.
+    """
+    if find_spec("ray") is None:
+        return "ray"  # vLLM says what is missing
+    from entropykv_vllm.serving.ray_executor import ray_executor
+
+    return ray_executor()
 
 
 def _settings(policy: str, args: argparse.Namespace) -> dict[str, Any]:

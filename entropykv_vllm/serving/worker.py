@@ -27,6 +27,7 @@ from entropykv_vllm.pages.spec import TierSpec, tier_spec
 from entropykv_vllm.pages.waves import apart, waves
 from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving import checks, seeded
+from entropykv_vllm.serving.origin import origin_of
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
 from entropykv_vllm.serving.tables import tables_of
@@ -61,6 +62,8 @@ class EvictionWorkerMixin:
         super().init_device()
         runner = self.model_runner
         runner.get_kv_cache_spec = partial(self._with_tiers, runner.get_kv_cache_spec)
+        # Of the runner, not of this worker: one of vLLM's two executors on Ray calls it directly.
+        runner.execute_model = partial(self._after_moves, runner.execute_model)
 
     def _with_tiers(self, get_specs: Callable[[], Specs]) -> Specs:
         """vLLM's specs, with each full-attention layer's turned into its tier's."""
@@ -70,10 +73,11 @@ class EvictionWorkerMixin:
         heads = checks.layer_heads(self.vllm_config, specs)
         tiers = checks.tiers_of(self.vllm_config, full, *heads)
         plan_of = {layer: tier.plan for tier in tiers for layer in tier.layers}
+        origin = origin_of(self.eviction)
         for tier in tiers:
             logger.info_once("EntropyKV tier %s: layers %s, %s", *_describe(tier))
         return {
-            name: tier_spec(spec, plan_of[extract_layer_index(name)])
+            name: tier_spec(spec, plan_of[extract_layer_index(name)], origin)
             if checks.is_full_attention(spec)
             else spec
             for name, spec in specs.items()
@@ -118,7 +122,7 @@ class EvictionWorkerMixin:
         finally:
             self._warming_up = False
 
-    def execute_model(self, scheduler_output: SchedulerOutput):
+    def _after_moves(self, execute_model: Callable, scheduler_output: SchedulerOutput, *args, **kw):
         """Carry out the step's moves, then run the step."""
         moves = getattr(scheduler_output, MOVES, [] if self._warming_up else None)
         if moves is None:
@@ -128,10 +132,11 @@ class EvictionWorkerMixin:
             )
         new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
         self._carry_out(moves, new)
-        return super().execute_model(scheduler_output)
+        return execute_model(scheduler_output, *args, **kw)
 
     def _carry_out(self, moves: list[PageMove], new: set[str]) -> None:
-        for alike in self._calls([move for move in moves if move.dst]):
+        here = [move for move in moves if move.dst and self._tier_layers[move.group].caches]
+        for alike in self._calls(here):
             self._move_pages(alike)
         self._rewrite_rows(moves, new)
 
@@ -163,6 +168,10 @@ class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
     def init_device(self) -> None:
         super().init_device()
         seeded.install(self.model_runner)
+
+    def load_model(self, *args, **kwargs) -> None:
+        super().load_model(*args, **kwargs)
+        _make_pipeline_buffer(self.model_runner)
 
 
 class PagesInRows:
@@ -198,6 +207,20 @@ def _batch(moves: list[PageMove], bits: int, device: torch.device | None = None)
     if away:
         src, dst, sinks = (x.to(device, non_blocking=True) for x in (src, dst, sinks))
     return Batch(moves[0].kind, bits, src, dst, sinks)
+
+
+def _make_pipeline_buffer(runner) -> None:
+    """Make what a later pipeline stage takes its input in.
+
+    vLLM makes it when it warms up, which it does not do on CPUs with --enforce-eager: the first
+    request would stop the engine.
+    """
+    from vllm.distributed.parallel_state import get_pp_group
+
+    if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+        )
 
 
 def _huge_pages(caches: list[torch.Tensor]) -> str:

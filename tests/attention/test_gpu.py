@@ -8,7 +8,7 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from entropykv_vllm.attention.gpu import TierBuilder
-from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.pages.spec import Origin, TierSpec
 from entropykv_vllm.plan.schedule import TierPlan
 
 PAGE, WIDTH, REQUESTS = 32, 16, 4
@@ -35,7 +35,14 @@ class Builder(TierBuilder, Stock):
 
 def make(bits: int) -> Builder:
     plan = TierPlan("all", PAGE, PAGE, 128, 128, 64, 0.5, 0, bits=bits)
-    spec = TierSpec(block_size=PAGE, num_kv_heads=1, head_size=64, dtype=torch.float16, plan=plan)
+    spec = TierSpec(
+        block_size=PAGE,
+        num_kv_heads=1,
+        head_size=64,
+        dtype=torch.float16,
+        plan=plan,
+        origin=Origin("0", "", "here"),
+    )
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=PAGE * WIDTH),
         scheduler_config=SimpleNamespace(max_num_seqs=REQUESTS),

@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus
 
 from entropykv_vllm.pages.hits import content_hash
-from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.pages.spec import Origin, TierSpec
 from entropykv_vllm.plan.schedule import (
     TierPlan,
     boundary,
@@ -42,7 +42,12 @@ def make_manager(plans: list[TierPlan], pages: int, caching: bool) -> KVCacheMan
         KVCacheGroupSpec(
             [f"layers.{i}"],
             TierSpec(
-                block_size=plan.page, num_kv_heads=1, head_size=8, dtype=torch.float32, plan=plan
+                block_size=plan.page,
+                num_kv_heads=1,
+                head_size=8,
+                dtype=torch.float32,
+                plan=plan,
+                origin=Origin("0", "", "here"),
             ),
         )
         for i, plan in enumerate(plans)

@@ -170,7 +170,7 @@ def vllm_specs(shape: ModelShape, settings: tuple[str, str | dict] | None) -> di
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-    from entropykv_vllm.pages.spec import tier_spec
+    from entropykv_vllm.pages.spec import Origin, tier_spec
 
     config = load(*settings) if settings else None
     page = page_size(config) if config else FULL_PAGE
@@ -188,7 +188,7 @@ def vllm_specs(shape: ModelShape, settings: tuple[str, str | dict] | None) -> di
         if window is not None:
             spec = SlidingWindowSpec(sliding_window=window, **common)
         elif config:
-            spec = tier_spec(spec, plan_of[layer])
+            spec = tier_spec(spec, plan_of[layer], Origin("0", "", "here"))
         specs[f"layers.{layer}"] = spec
     return specs
 
