@@ -24,3 +24,14 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert command.main(["--arch"]) == 2
     assert capsys.readouterr().err == "gpu_check: error: torch sees no CUDA device here\n"
+
+
+def test_a_python_without_torch_is_named_in_one_sentence():
+    code = (
+        "import runpy, sys; sys.modules['torch'] = None\n"
+        "runpy.run_module('entropykv_vllm.evaluation.gpu_check', run_name='__main__')"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"gpu_check: error: {sys.executable} has no torch: name")
+    assert found.stderr.count("\n") == 1
