@@ -58,7 +58,7 @@ def memory_answer(
 
 def _question(args: argparse.Namespace, shape: ModelShape) -> Question:
     tokens = flags.tokens(args, shape.positions)
-    stored = args.weights or shape.stored or "bfloat16"
+    stored = _stored(args, shape)
     room = args.kv_cache_memory_bytes
     if room is not None and args.gpu is not None:
         raise ValueError("--gpu and --kv-cache-memory-bytes exclude each other: leave one out")
@@ -71,6 +71,17 @@ def _question(args: argparse.Namespace, shape: ModelShape) -> Question:
         serving=flags.serving(args),
         room=None if room is None else parse_bytes(room),
     )
+
+
+def _stored(args: argparse.Namespace, shape: ModelShape) -> str:
+    """How the weights are stored: as is said, as the file says, or in bfloat16."""
+    found: str = args.weights or shape.stored or "bfloat16"
+    if not args.weights and found not in BYTES:
+        raise ValueError(
+            f"how the weights of this model are quantized ({found}) is not known: say it with "
+            "--weights, best as the bytes of its files, such as 5.6GB"
+        )
+    return found
 
 
 def _pools(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from entropykv_vllm.plan.layer_windows import layer_windows
+from entropykv_vllm.plan.quantization import stored
 
 #: Keys that mark what is not counted here, and the name of it.
 _REFUSED = {
@@ -76,7 +77,8 @@ class ModelShape:
         kind: the `model_type`.
         windows: of each layer, None where attention is full.
         positions: the longest length that the model reads, None if the file does not say.
-        stored: how the file says that the weights are stored, None for 16 bits.
+        stored: how the file says that the weights are quantized: a key of `weights.BYTES`, or the
+            name of a method whose bytes are not known; None if they are not.
     """
 
     kind: str
@@ -122,6 +124,7 @@ def read_shape(config: Mapping[str, Any], given: Mapping[str, Any] | None = None
     text = {**_text(config), **(given or {})}
     _refuse(text)
     layers = _number(text, "num_hidden_layers", "layers")
+    quantization = text.get("quantization_config") or config.get("quantization_config")
     hidden = _number(text, "hidden_size", "hidden-size")
     heads, kv_heads, head_size = _heads(text, hidden)
     return ModelShape(
@@ -138,7 +141,7 @@ def read_shape(config: Mapping[str, Any], given: Mapping[str, Any] | None = None
         attention_bias=bool(text.get("attention_bias", False)),
         mlp_bias=bool(text.get("mlp_bias", False)),
         experts=_experts(text, layers),
-        stored=_stored({**config, **text}),
+        stored=stored(quantization) if quantization else None,
         vision="vision_config" in config,
     )
 
@@ -211,24 +214,3 @@ def _experts(text: Mapping[str, Any], layers: int) -> Experts | None:
         mlp=text.get("moe_intermediate_size") or _number(text, "intermediate_size", ""),
         shared=text.get("shared_expert_intermediate_size") or 0,
     )
-
-
-def _stored(config: Mapping[str, Any]) -> str | None:
-    """How the weights are stored, if they are quantized."""
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return None
-    if quantization.get("quant_method") == "fp8":
-        return "fp8"
-    if quantization.get("load_in_4bit"):
-        return "int4"
-    groups = quantization.get("config_groups") or {}
-    bits = {group.get("weights", {}).get("num_bits") for group in groups.values()}
-    bits |= {quantization.get("bits"), quantization.get("w_bit")}
-    known = {4: "int4", 8: "int8"}.keys() & bits
-    if len(known) != 1:
-        raise ValueError(
-            "how the weights of this model are quantized "
-            f"({quantization.get('quant_method', 'not named')}) is not known: say it with --weights"
-        )
-    return f"int{known.pop()}"

@@ -114,6 +114,37 @@ def test_experts_take_the_place_of_the_mlp_where_they_are():
         ({"quant_method": "gptq", "bits": 8}, "int8"),
         ({"quant_method": "fp8"}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            "fp8",
+        ),
+        # Of these the bytes are not known, so the method is named.
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq"),
+        ({"bits": 3}, "not named"),
+        (
+            {
+                "quant_method": "modelopt",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "modelopt",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 4}},
+                    "group_1": {"weights": {"num_bits": 8}},
+                },
+            },
+            "compressed-tensors",
+        ),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -139,7 +170,6 @@ def test_how_weights_are_stored_is_read(quantization, stored):
         ({"layer_types": ["linear_attention"] * 4}, "layers of the kind 'linear_attention'"),
         ({"layer_types": ["full_attention"]}, "names the kinds of 1 layers and has 4"),
         ({"n_routed_experts": 64}, "the experts of this model are not counted"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, r"\(mxfp4\) is not known"),
     ],
 )
 def test_what_cannot_be_counted_is_refused_in_one_sentence(more, sentence):

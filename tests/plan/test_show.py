@@ -13,6 +13,7 @@ import pytest
 from entropykv_vllm import cli
 from entropykv_vllm.config.presets import PRESETS
 from entropykv_vllm.config.settings import preset_names
+from entropykv_vllm.plan.model_config import known_models
 
 QWEN = ("--model", "Qwen/Qwen2.5-7B-Instruct")
 SMALL_CARD = (*QWEN, "--weights", "int4", "--context", "32k", "--gpu", "8GB")
@@ -226,6 +227,15 @@ def test_an_unknown_type_says_how_it_was_counted(plan, tmp_path):
     assert not any("need a model that was quantized" in note for note in report["notes"])
     sized = plan("--model", str(tmp_path), "--weights", "5.6GB", "--json")
     assert (sized["weights"], sized["weight_bytes"]) == ("as given", 5.6e9)
+
+
+def test_weights_of_an_unknown_kind_are_asked_for_and_then_planned_with(plan, refuse, tmp_path):
+    config = known_models()[QWEN[1]] | {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = ("--model", str(tmp_path))
+    assert "(mxfp4) is not known: say it with --weights" in refuse(*model)
+    assert plan(*model, "--weights", "5.6GB", "--json")["weight_bytes"] == 5.6e9
+    assert plan(*model, "--weights", "int8", "--json")["weights"] == "int8"
 
 
 @pytest.mark.parametrize(
