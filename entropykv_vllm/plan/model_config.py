@@ -52,7 +52,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"there is no {path.name} in '{path.parent}': give the folder of a model"
         ) from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise ValueError(f"'{path}' is not a config.json that can be read") from None
     if not isinstance(config, dict):
         raise ValueError(f"'{path}' is not the config.json of a model")

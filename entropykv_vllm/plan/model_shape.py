@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from entropykv_vllm.config.settings import MOST_LAYERS
+from entropykv_vllm.plan.config_values import check_values
 from entropykv_vllm.plan.layer_windows import layer_windows
 from entropykv_vllm.plan.quantization import stored
 
@@ -119,16 +121,18 @@ def read_shape(config: Mapping[str, Any], given: Mapping[str, Any] | None = None
         given: numbers that go before those of the file.
 
     Raises:
-        ValueError: if a number is missing, or the model is of a kind that is not counted.
+        ValueError: if a number is missing or none, or the model is of a kind that is not counted.
     """
+    check_values(config)
     text = {**_text(config), **(given or {})}
+    check_values(text)
     _refuse(text)
-    layers = _number(text, "num_hidden_layers", "layers")
+    layers = layer_count(_number(text, "num_hidden_layers", "layers"))
     quantization = text.get("quantization_config") or config.get("quantization_config")
     hidden = _number(text, "hidden_size", "hidden-size")
     heads, kv_heads, head_size = _heads(text, hidden)
     return ModelShape(
-        kind=str(text.get("model_type", "llama")),
+        kind=text.get("model_type") or "llama",
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -170,6 +174,17 @@ def _number(text: Mapping[str, Any], key: str, flag: str) -> int:
     return value
 
 
+def layer_count(layers: int) -> int:
+    """The number of layers, if a model can have as many.
+
+    Raises:
+        ValueError: if none can.
+    """
+    if not 0 < layers <= MOST_LAYERS:
+        raise ValueError(f"no model has {layers:,} layers: give their number with --layers")
+    return layers
+
+
 def _heads(text: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
     """Query heads, KV heads and channels of a head."""
     heads = _number(text, "num_attention_heads", "heads")
@@ -187,9 +202,9 @@ def _heads(text: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
 
 
 def _positions(text: Mapping[str, Any]) -> int | None:
-    longest = text.get("max_position_embeddings")
-    if not isinstance(longest, int):
+    if text.get("max_position_embeddings") is None:
         return None
+    longest = _number(text, "max_position_embeddings", "positions")
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type"))
     stretched = kind in _STRETCHED and not str(text.get("model_type")).startswith("gemma3")

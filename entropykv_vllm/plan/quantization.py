@@ -18,9 +18,13 @@ def stored(quantization: Mapping[str, Any]) -> str:
     method = str(quantization.get("quant_method", "not named"))
     if method in _FP8 or quantization.get("quant_algo") == "FP8":
         return "fp8"
-    found = {_KINDS.get(kind) for kind in _kinds(quantization)}
+    found = {_name(kind) for kind in _kinds(quantization)}
     name = found.pop() if len(found) == 1 else None
     return name or method
+
+
+def _name(kind: tuple[Any, Any]) -> str | None:
+    return next((name for known, name in _KINDS.items() if known == kind), None)
 
 
 def _kinds(quantization: Mapping[str, Any]) -> list[tuple[Any, Any]]:

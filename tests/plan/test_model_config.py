@@ -96,11 +96,13 @@ def test_any_other_is_fetched_once_and_only_its_config(tmp_path, monkeypatch):
         ("nowhere/config.json", "there is no 'nowhere/config.json'"),
         ("{folder}", "there is no config.json in"),
         ("{folder}/text.json", "is not a config.json that can be read"),
+        ("{folder}/deep.json", "is not a config.json that can be read"),
         ("{folder}/list.json", "is not the config.json of a model"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_sentence(model, sentence, tmp_path):
     (tmp_path / "text.json").write_text("hello")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(ValueError, match=sentence) as caught:
         find_model(model.format(folder=tmp_path))

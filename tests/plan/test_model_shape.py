@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from entropykv_vllm.plan.layer_windows import PERIODS
 from entropykv_vllm.plan.model_config import known_models
 from entropykv_vllm.plan.model_shape import DEFAULTS, Experts, read_shape
-from entropykv_vllm.plan.weights import EXACT
+from entropykv_vllm.plan.pool import full_pool
+from entropykv_vllm.plan.weights import EXACT, parameters
 
 LLAMA = {
     "model_type": "llama",
@@ -20,6 +23,32 @@ LLAMA = {
     "vocab_size": 1000,
     "max_position_embeddings": 4096,
 }
+
+#: Keys of other models' files that are read.
+MORE_KEYS = (
+    "attention_bias",
+    "layer_types",
+    "mlp_only_layers",
+    "moe_intermediate_size",
+    "num_experts",
+    "quantization_config",
+    "rope_scaling",
+    "sliding_window",
+    "text_config",
+    "use_sliding_window",
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 70) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["factor", "type", "bits", "config_groups", "weights", "num_bits"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=5,
+)
 
 
 def of_transformers(kind: str, **config):
@@ -169,6 +198,22 @@ def test_how_weights_are_stored_is_read(quantization, stored):
         ({"is_encoder_decoder": True}, "the model has an encoder"),
         ({"layer_types": ["linear_attention"] * 4}, "layers of the kind 'linear_attention'"),
         ({"layer_types": ["full_attention"]}, "names the kinds of 1 layers and has 4"),
+        ({"num_hidden_layers": 10**9}, "no model has 1,000,000,000 layers"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5: give a number above 0"),
+        ({"max_position_embeddings": "8k"}, "is '8k': give a number above 0 with --positions"),
+        ({"num_experts": -8}, "num_experts is '-8': it must be a whole number, 0 or more"),
+        ({"num_experts": 8, "moe_intermediate_size": "9"}, "moe_intermediate_size is '9'"),
+        ({"num_experts": 8, "mlp_only_layers": 3}, "mlp_only_layers is '3': it must be a list"),
+        ({"tie_word_embeddings": "false"}, "is 'false': it must be true or false"),
+        ({"model_type": ["llama"]}, "the model's model_type is "),
+        ({"layer_types": 5}, "layer_types is '5': it must be a list of names"),
+        ({"sliding_window": -7}, "sliding_window is '-7'"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear': it must be an object"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "rope_scaling.factor is '4'"),
+        ({"quantization_config": "awq"}, "quantization_config is 'awq'"),
+        ({"quantization_config": {"config_groups": ["a"]}}, "config_groups is "),
+        ({"quantization_config": {"config_groups": {"a": "b"}}}, "config_groups.a is 'b'"),
+        ({"text_config": [1]}, "text_config is "),
         ({"n_routed_experts": 64}, "the experts of this model are not counted"),
     ],
 )
@@ -176,6 +221,21 @@ def test_what_cannot_be_counted_is_refused_in_one_sentence(more, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         read_shape({**LLAMA, **more})
     assert "\n" not in str(caught.value)
+
+
+def test_null_is_as_good_as_left_out():
+    nothing = dict.fromkeys(("layer_types", "rope_scaling", "text_config", "model_type"))
+    assert read_shape({**LLAMA, **nothing}) == read_shape(LLAMA)
+
+
+@given(st.sampled_from(sorted({*LLAMA, *MORE_KEYS})), JSON)
+def test_no_value_of_a_key_ends_in_a_traceback(key, value):
+    try:
+        shape = read_shape({**LLAMA, key: value})
+    except ValueError:
+        return
+    assert parameters(shape).total > 0
+    assert full_pool(shape, 2048).peak(100) > 0
 
 
 @pytest.mark.parametrize("name", known_models())
