@@ -15,6 +15,22 @@ TILE = 16
 #: holds a few tokens less than it could where that keeps the shortest segment within this length.
 LONGEST_UNIT = 1024
 
+#: The most channels of a head that the kernels take.
+WIDEST_HEAD = 256
+
+
+def check_head(head_size: int) -> None:
+    """Refuse heads that the kernels do not take.
+
+    Raises:
+        ValueError: one sentence that says which they take.
+    """
+    if head_size < TILE or head_size % TILE or head_size > WIDEST_HEAD:
+        raise ValueError(
+            f"heads of {head_size} channels are not supported: they must be a multiple of {TILE}, "
+            f"up to {WIDEST_HEAD}"
+        )
+
 
 def head_bytes(head_size: int, page: int, item_bytes: int) -> int:
     """Bytes of one KV head of a page of `page` tokens in the cache's dtype, keys and values."""

@@ -40,6 +40,7 @@ _OF_A_MODEL = (
     "max_num_batched_tokens",
     "max_num_seqs",
     "kv_cache_memory_bytes",
+    "tied",
     "tiers",
 )
 
@@ -145,7 +146,7 @@ def asks_about_memory(args: argparse.Namespace) -> bool:
     Raises:
         ValueError: if there is no model and a flag needs one.
     """
-    if args.model or any(getattr(args, name) is not None for name in _MORE_NUMBERS):
+    if args.model is not None or any(getattr(args, name) is not None for name in _MORE_NUMBERS):
         return True
     for name in _OF_A_MODEL:
         if getattr(args, name) not in (None, False):
@@ -166,7 +167,7 @@ def numbers(args: argparse.Namespace) -> dict[str, Any]:
     given = {key: value for key, value in given.items() if value is not None}
     if args.tied:
         given["tie_word_embeddings"] = True
-    if args.model:
+    if args.model is not None:
         return given
     if "num_key_value_heads" not in given:
         raise ValueError("the model's KV heads are not known: give them with --kv-heads")

@@ -25,17 +25,26 @@ def find_model(model: str) -> tuple[str, dict[str, Any]]:
     Raises:
         ValueError: one sentence that says what to do.
     """
-    path = Path(model).expanduser()
-    if path.exists():
-        return model, _read(path / "config.json" if path.is_dir() else path)
-    if path.is_absolute() or model.startswith((".", "~")) or model.endswith(".json"):
-        raise ValueError(f"there is no '{model}': give a model's folder, its config.json or name")
-    cached = _cached(model)
-    if cached is not None:
-        return model, _read(cached)
+    try:
+        path = _on_disk(model)
+    except (OSError, RuntimeError) as error:  # too long, a closed folder, the home of nobody
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"'{model[:100]}' cannot be looked for on this disk: {why}") from None
+    if path is not None:
+        return model, _read(path)
     shipped = known_models()
     name = _shipped_name(model, shipped)
     return (name, shipped[name]) if name else (model, _read(_fetch(model)))
+
+
+def _on_disk(model: str) -> Path | None:
+    """The config.json of a folder, a file, or a model in the hub's cache, if there is one."""
+    path = Path(model).expanduser()
+    if model and path.exists():
+        return path / "config.json" if path.is_dir() else path
+    if not model or path.is_absolute() or model.startswith((".", "~")) or model.endswith(".json"):
+        raise ValueError(f"there is no '{model}': give a model's folder, its config.json or name")
+    return _cached(model)
 
 
 def known_models() -> dict[str, dict[str, Any]]:
@@ -104,9 +113,18 @@ def _fetch(model: str) -> Path:
         raise ValueError(_unknown(model, error)) from None
 
 
+def _nearest(model: str) -> str | None:
+    """The shipped model that may be meant: one whose name begins so, else one that is alike."""
+    names = {name.lower().rpartition("/")[2]: name for name in known_models()}
+    wanted = model.lower().rpartition("/")[2]
+    longer = [name for name in names if wanted and name.startswith(wanted)]
+    close = longer or difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
+    return names[close[0]] if close else None
+
+
 def _unknown(model: str, error: Exception) -> str:
-    close = difflib.get_close_matches(model, known_models(), n=1, cutoff=0.7)
-    guess = f" (did you mean {close[0]}?)" if close else ""
+    close = _nearest(model)
+    guess = f" (did you mean {close}?)" if close else ""
     return (
         f"'{model}' is not on this disk, not among the models shipped, and could not be fetched "
         f"({type(error).__name__}){guess}: give the folder with its config.json as --model, or its "

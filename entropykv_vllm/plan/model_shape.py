@@ -19,6 +19,10 @@ _REFUSED = {
     "global_head_dim": "heads of two sizes",
     "num_kv_shared_layers": "layers that share their keys and values",
     "attention_chunk_size": "attention in chunks",
+    "attn_layer_period": "layers without attention",
+    "full_attention_interval": "layers without attention",
+    "hybrid_override_pattern": "layers without attention",
+    "mamba_d_state": "layers without attention",
 }
 
 #: What the files of a model type may leave out, since it is the type's own default.

@@ -13,9 +13,9 @@ from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.errors import UsageError
 from entropykv_vllm.plan import flags
 from entropykv_vllm.plan.answer import memory_answer
-from entropykv_vllm.plan.capacity import capacity
+from entropykv_vllm.plan.capacity import capacity, check_head
 from entropykv_vllm.plan.model_config import find_model
-from entropykv_vllm.plan.model_shape import read_shape
+from entropykv_vllm.plan.model_shape import layer_count, read_shape
 from entropykv_vllm.plan.tier_table import tier_report, tier_text
 from entropykv_vllm.plan.tiers import make_tiers
 from entropykv_vllm.serving.settings import page_size
@@ -39,14 +39,16 @@ def _answer(args: argparse.Namespace, dotted: dict[str, Any]) -> tuple[dict[str,
     flags.check_page(args)
     config = flags.settings(args, dotted)
     if not flags.asks_about_memory(args):
-        layers = range(30 if args.layers is None else args.layers)
+        layers = range(layer_count(30 if args.layers is None else args.layers))
         head_size = 64 if args.head_size is None else args.head_size
         return _tiers(args, config, layers, head_size, flags.tokens(args))
-    name, config_json = find_model(args.model) if args.model else ("MODEL", {})
+    named = args.model is not None
+    name, config_json = find_model(args.model) if named else ("MODEL", {})
     shape = read_shape(config_json, flags.numbers(args))
     if args.tiers:
         tokens = flags.tokens(args, shape.positions)
         return _tiers(args, config, shape.full_layers, shape.head_size, tokens)
+    check_head(shape.head_size)
     return memory_answer(args, config, dotted, name, shape)
 
 
@@ -57,6 +59,7 @@ def _tiers(
     head_size: int,
     tokens: int,
 ) -> tuple[dict[str, Any], str]:
+    check_head(head_size)
     item_bytes = flags.ITEM_BYTES[args.dtype]
     page = args.page or page_size(config)
     tiers = make_tiers(config, layers, page, partial(capacity, head_size, page, item_bytes))

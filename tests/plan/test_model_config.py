@@ -92,6 +92,11 @@ def test_any_other_is_fetched_once_and_only_its_config(tmp_path, monkeypatch):
     [
         ("some/model", r"could not be fetched \(ConnectionError\): give the folder"),
         ("Qwen/Qwen2.5-7B-Instrct", r"did you mean Qwen/Qwen2.5-7B-Instruct\?"),
+        ("Qwen/Qwen2.5-7B", r"did you mean Qwen/Qwen2.5-7B-Instruct\?"),
+        ("qwen2.5-7b", r"did you mean Qwen/Qwen2.5-7B-Instruct\?"),
+        ("", "there is no '': give a model's folder"),
+        ("a" * 5000, "cannot be looked for on this disk: File name too long"),
+        ("~nobody-of-this-name/model", "cannot be looked for on this disk: Could not determine"),
         ("./nowhere", "there is no './nowhere'"),
         ("nowhere/config.json", "there is no 'nowhere/config.json'"),
         ("{folder}", "there is no config.json in"),

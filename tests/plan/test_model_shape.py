@@ -196,6 +196,7 @@ def test_how_weights_are_stored_is_read(quantization, stored):
         ({"num_key_value_heads": 3}, "8 query heads cannot share 3 KV heads"),
         ({"kv_lora_rank": 512}, r"multi-head latent attention \(kv_lora_rank\)"),
         ({"is_encoder_decoder": True}, "the model has an encoder"),
+        ({"full_attention_interval": 4}, "the model has layers without attention"),
         ({"layer_types": ["linear_attention"] * 4}, "layers of the kind 'linear_attention'"),
         ({"layer_types": ["full_attention"]}, "names the kinds of 1 layers and has 4"),
         ({"num_hidden_layers": 10**9}, "no model has 1,000,000,000 layers"),
