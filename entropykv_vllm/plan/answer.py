@@ -14,7 +14,6 @@ from entropykv_vllm.plan.memory import FULL, Question, check_question, memory_re
 from entropykv_vllm.plan.memory_table import memory_text
 from entropykv_vllm.plan.model_shape import ModelShape
 from entropykv_vllm.plan.pool import Pool, eviction_pool, full_pool
-from entropykv_vllm.plan.sizes import parse_bytes
 from entropykv_vllm.plan.weights import BYTES, weight_bytes
 from entropykv_vllm.serving.settings import page_size
 
@@ -59,9 +58,6 @@ def memory_answer(
 def _question(args: argparse.Namespace, shape: ModelShape) -> Question:
     tokens = flags.tokens(args, shape.positions)
     stored = _stored(args, shape)
-    room = args.kv_cache_memory_bytes
-    if room is not None and args.gpu is not None:
-        raise ValueError("--gpu and --kv-cache-memory-bytes exclude each other: leave one out")
     return Question(
         tokens=tokens,
         answer=flags.answer(args, tokens),
@@ -69,13 +65,13 @@ def _question(args: argparse.Namespace, shape: ModelShape) -> Question:
         stored=stored if stored in BYTES else "as given",
         cards=flags.cards(args),
         serving=flags.serving(args),
-        room=None if room is None else parse_bytes(room),
+        room=flags.room(args),
     )
 
 
 def _stored(args: argparse.Namespace, shape: ModelShape) -> str:
-    """How the weights are stored: as is said, as the file says, or in bfloat16."""
-    found: str = args.weights or shape.stored or "bfloat16"
+    """How the weights are stored: as is said, as the file says, or as the server computes."""
+    found: str = args.weights or shape.stored or args.dtype
     if not args.weights and found not in BYTES:
         raise ValueError(
             f"how the weights of this model are quantized ({found}) is not known: say it with "

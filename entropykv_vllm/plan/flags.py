@@ -99,7 +99,12 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
         help=f"as --kv-eviction: {', '.join(POLICIES)} (the preset's, else entropykv)",
     )
     add("--config", help="as --kv-eviction-config: a preset, a file or JSON")
-    add("--dtype", choices=ITEM_BYTES, default="bfloat16", help="of the KV cache (%(default)s)")
+    add(
+        "--dtype",
+        choices=ITEM_BYTES,
+        default="bfloat16",
+        help="of the KV cache, and of weights that are not quantized (%(default)s)",
+    )
     add("--page", type=int, help="tokens per page, as --block-size (64 with 8 bits, else 32)")
 
 
@@ -118,7 +123,11 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help=f"tokens of a step ({usual.step_tokens})",
     )
     add("--max-num-seqs", type=int, metavar="N", help=f"requests of a step ({usual.requests})")
-    add("--kv-cache-memory-bytes", metavar="SIZE", help="memory for pages, in place of a card")
+    add(
+        "--kv-cache-memory-bytes",
+        metavar="SIZE",
+        help="memory for pages, in place of a card: bytes, or 3.26GiB",
+    )
     add("--overhead", metavar="SIZE", help="for activations and CUDA (an estimate from the model)")
 
 
@@ -196,10 +205,20 @@ def answer(args: argparse.Namespace, length: int) -> int:
     return generated
 
 
+def room(args: argparse.Namespace) -> int | None:
+    """Bytes for pages, if they are given in place of a card."""
+    given = args.kv_cache_memory_bytes
+    if given is None:
+        return None
+    if args.gpu is not None:
+        raise ValueError("--gpu and --kv-cache-memory-bytes exclude each other: leave one out")
+    return parse_bytes(given, bare=1)
+
+
 def weights(text: str) -> int:
     """Bytes of weights that are given as an amount."""
     try:
-        return parse_bytes(text)
+        return parse_bytes(text, bare=None)  # is 4 bits or GB?
     except ValueError:
         raise ValueError(
             f"'{text}' is no way to store weights: choose {', '.join(BYTES)}, or give an amount "

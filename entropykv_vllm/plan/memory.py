@@ -16,7 +16,7 @@ from entropykv_vllm.plan.cards import (
 )
 from entropykv_vllm.plan.model_shape import ModelShape
 from entropykv_vllm.plan.pool import Pool
-from entropykv_vllm.plan.sizes import show_bytes
+from entropykv_vllm.plan.sizes import MOST_TOKENS, show_bytes
 from entropykv_vllm.plan.weights import parameters, weight_bytes
 
 #: The longest length looked for if the model does not say what it reads.
@@ -141,7 +141,7 @@ def _card(
         assert card is not None
         overhead = overhead_bytes(shape, question.serving)
         room = room_bytes(card, question.weights, overhead, question.serving)
-    limit = shape.positions or LONGEST
+    limit = min(shape.positions or LONGEST, MOST_TOKENS)
     fits = [
         {
             "cache": name,

@@ -6,8 +6,11 @@ from __future__ import annotations
 import re
 
 #: Cards are sold in units of 1,000; `GiB` is for who reads the driver.
-_BYTES = {"": 10**9, "g": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
+_BYTES = {"g": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
 _TOKENS = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+#: No model reads as many tokens, and looking at each boundary on the way would take long.
+MOST_TOKENS = 1 << 24
 
 
 def parse_tokens(text: str) -> int:
@@ -16,16 +19,23 @@ def parse_tokens(text: str) -> int:
     Raises:
         ValueError: if it is not one, in words.
     """
-    return _parse(text, _TOKENS, "a number of tokens such as 8192 or 32k")
+    tokens = _parse(text, _TOKENS, "a number of tokens such as 8192 or 32k")
+    if tokens > MOST_TOKENS:
+        raise ValueError(f"'{text}' is too long: lengths are planned up to {MOST_TOKENS:,} tokens")
+    return tokens
 
 
-def parse_bytes(text: str) -> int:
-    """An amount of memory such as `8GB`, `24GiB`, `700MB` or `8`, which is in GB.
+def parse_bytes(text: str, bare: int | None = 10**9) -> int:
+    """An amount of memory such as `8GB`, `24GiB`, `700MB` or `8`.
+
+    Args:
+        bare: bytes of the unit of a number without one, GB if not said; None to refuse it.
 
     Raises:
         ValueError: if it is not one, in words.
     """
-    return _parse(text, _BYTES, "an amount of memory such as 8GB or 7.6GiB")
+    units = _BYTES if bare is None else {**_BYTES, "": bare}
+    return _parse(text, units, "an amount of memory such as 8GB or 7.6GiB")
 
 
 def _parse(text: str, units: dict[str, int], wanted: str) -> int:

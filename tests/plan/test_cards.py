@@ -72,6 +72,12 @@ def test_amounts_of_memory_are_read(text, size):
     assert parse_bytes(text) == size
 
 
+def test_a_number_without_a_unit_is_in_gb_unless_said():
+    assert [parse_bytes("24"), parse_bytes("24", bare=1)] == [24e9, 24]
+    with pytest.raises(ValueError, match="'24' is not an amount"):
+        parse_bytes("24", bare=None)
+
+
 @pytest.mark.parametrize("text", ["", "many", "-8GB", "8TB", "8GB8", "0", "0k", "1e9"])
 def test_what_is_neither_is_refused(text):
     for parse in (parse_bytes, parse_tokens):

@@ -182,8 +182,19 @@ def test_flags_of_the_server_change_what_fits(plan):
 def test_memory_for_pages_can_be_given_in_place_of_a_card(plan):
     report = plan(*QWEN, "--kv-cache-memory-bytes", "1GiB", "--json")
     assert report["cards"][0]["room_bytes"] == 1 << 30
+    as_vllm_has_it = plan(*QWEN, "--kv-cache-memory-bytes", "1073741824", "--json")
+    assert as_vllm_has_it["cards"] == report["cards"]
     assert "--kv-cache-memory-bytes 1073741824" in report["command"]
     assert "--gpu-memory-utilization" not in report["command"]
+
+
+def test_weights_that_are_not_quantized_are_of_the_servers_dtype(plan):
+    sizes = [
+        plan(*QWEN, "--dtype", dtype, "--json")["weight_bytes"]
+        for dtype in ("bfloat16", "float16", "float32")
+    ]
+    assert [size / sizes[0] for size in sizes] == [1, 1, 2]
+    assert plan(*SMALL_CARD, "--dtype", "float32", "--json")["weights"] == "int4"
 
 
 def test_layers_with_a_sliding_window_are_named(plan):
@@ -263,6 +274,8 @@ def test_weights_of_an_unknown_kind_are_asked_for_and_then_planned_with(plan, re
         ([*NUMBERS, "--kv-heads", "3"], "28 query heads cannot share 3 KV heads"),
         ([*QWEN, "--layers", "0"], "num_hidden_layers is 0: give a number above 0 with --layers"),
         ([*QWEN, "--weights", "int3"], "'int3' is no way to store weights: choose bfloat16"),
+        ([*QWEN, "--weights", "4"], "'4' is no way to store weights: choose bfloat16"),
+        ([*QWEN, "--context", "1000M"], "'1000M' is too long: lengths are planned up to"),
         ([*QWEN, "--gpu", "huge"], "'huge' is not an amount of memory such as 8GB"),
         ([*QWEN, "--context", "many"], "'many' is not a number of tokens such as 8192"),
         ([*QWEN, "--answer", "9000"], "--answer asks for 9,000 tokens of a request of 8,192"),
