@@ -16,5 +16,8 @@ MODULES = {
     "tova": "tova",
 }
 
+#: Those that read attention, on CPUs only: their modules say how many QUERIES count.
+READ_ATTENTION = ("h2o", "snapkv", "tova")
+
 #: What quotas and windows may follow over the layers: modules in `plan`.
 CURVES = ("lara", "pyramid")

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from entropykv_vllm.config.policies import READ_ATTENTION
 from entropykv_vllm.plan.cards import SAMPLING
 from entropykv_vllm.plan.memory import FULL
 from entropykv_vllm.plan.model_shape import ModelShape
@@ -69,7 +70,8 @@ def notes(shape: ModelShape, report: dict[str, Any], stored: str) -> list[str]:
         )
     if stored in ("int4", "int8") and shape.stored is None:
         found.append(
-            f"Weights in {stored} need a model that was quantized so, such as an AWQ or GPTQ one."
+            f"Weights in {stored} need a model that was quantized so, such as an AWQ or GPTQ one: "
+            "serve that in place of this one."
         )
     if len(shape.full_layers) < shape.layers:
         found.append(
@@ -83,3 +85,13 @@ def notes(shape: ModelShape, report: dict[str, Any], stored: str) -> list[str]:
             f"takes {show_bytes(SAMPLING * shape.vocabulary)} for sampling."
         )
     return found
+
+
+def policy_notes(policy: str) -> list[str]:
+    """What a policy needs and the figures leave out, each in a sentence."""
+    if policy not in READ_ATTENTION:
+        return []
+    return [
+        f"{policy} reads attention: it runs on CPUs only, and the masses that it adds up are not "
+        "counted."
+    ]

@@ -51,7 +51,11 @@ def memory_answer(
             server_flags = _server_flags(args, serve, config, dotted)
             report["command"] = advice.command(report, server_flags)
             parts.append(f"    {report['command']}")
-    report["notes"] = advice.notes(shape, report, question.stored) + left_out
+    report["notes"] = [
+        *advice.notes(shape, report, question.stored),
+        *advice.policy_notes(config.policy),
+        *left_out,
+    ]
     return report, "\n\n".join([*parts, *report["notes"]])
 
 

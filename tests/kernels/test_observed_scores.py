@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from entropykv_vllm.config.policies import READ_ATTENTION
 from entropykv_vllm.kernels.scores import OBSERVED
 
 
@@ -45,3 +46,7 @@ def test_is_computed_in_float32(name):
     scores = OBSERVED[name].score(mass)
     assert scores.dtype == torch.float32
     assert torch.equal(scores, OBSERVED[name].score(mass.float()))
+
+
+def test_the_planner_which_does_without_torch_knows_which_policies_these_are():
+    assert set(READ_ATTENTION) == set(OBSERVED)

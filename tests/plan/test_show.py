@@ -132,6 +132,11 @@ def test_settings_of_ones_own_are_a_row_and_go_into_the_command(plan):
     assert command[command.index("--block-size") + 1] == "64"
 
 
+def test_policies_that_read_attention_are_said_to_be_for_cpus(plan):
+    assert "h2o reads attention: it runs on CPUs only" in plan(*SMALL_CARD, "--policy", "h2o")
+    assert "reads attention" not in plan(*SMALL_CARD, "--policy", "norm")
+
+
 def test_the_command_is_one_that_the_servers_flags_take(plan):
     """And its settings are those that were planned with."""
     from entropykv_vllm.config.settings import load
