@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,9 @@ ELSEWHERE = {
 
 # What shells report for a command that Ctrl-C ended.
 INTERRUPTED = 130
+
+# And for one whose reader, such as `head`, has gone.
+BROKEN_PIPE = 141
 
 
 def parser() -> argparse.ArgumentParser:
@@ -162,7 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return run(words)
+        status = run(words)
+        sys.stdout.flush()
+        return status
     except UsageError as error:
         return refuse(words, error, 2)
     except RunError as error:
@@ -170,6 +176,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("entropykv: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
 
 
 if __name__ == "__main__":

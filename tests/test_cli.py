@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -249,3 +250,12 @@ def test_ctrl_c_ends_without_a_traceback(
     monkeypatch.setattr(fetch, "fetch_model", fake)
     assert cli.main(["model", "fetch"]) == 130
     assert capsys.readouterr() == ("", "entropykv: interrupted\n")
+
+
+def test_a_reader_that_has_gone_ends_it_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "entropykv_vllm", "plan", "--model", "Qwen2.5-7B-Instruct"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
