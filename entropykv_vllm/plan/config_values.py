@@ -72,7 +72,9 @@ def check_values(config: Mapping[str, Any]) -> None:
     for key, (fits, words) in _RULES.items():
         _check(key, config.get(key), fits, words)
     for key in ("rope_scaling", "rope_parameters"):
-        _check(f"{key}.factor", (config.get(key) or {}).get("factor"), _is_factor, "above 0")
+        _check(
+            f"{key}.factor", (config.get(key) or {}).get("factor"), _is_factor, "a number above 0"
+        )
     _check_quantization(config.get("quantization_config") or {})
 
 

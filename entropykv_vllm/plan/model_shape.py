@@ -212,7 +212,7 @@ def _positions(text: Mapping[str, Any]) -> int | None:
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type"))
     stretched = kind in _STRETCHED and not str(text.get("model_type")).startswith("gemma3")
-    return int(longest * rope.get("factor", 1)) if stretched else longest
+    return int(longest * (rope.get("factor") or 1)) if stretched else longest
 
 
 def _experts(text: Mapping[str, Any], layers: int) -> Experts | None:

@@ -43,7 +43,9 @@ def make_tiers(
         ValueError: if the settings do not fit the model or the page size, in words.
     """
     if not layers:
-        raise ValueError("the model has no full-attention layer, so there is nothing to evict")
+        raise ValueError(
+            "the model has no full-attention layer, so there is nothing to evict: choose another"
+        )
     colds = {bits: capacity(bits) for bits in config.bits_used}
     _check_pages(config, page, colds)
     _check_segment(config, page, colds)

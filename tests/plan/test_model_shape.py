@@ -118,6 +118,7 @@ def test_what_is_given_goes_before_the_file():
         ({"rope_type": "yarn", "factor": 4.0}, 4096),  # vLLM takes such files as stretched already
         ({"type": "linear", "factor": 4.0}, 16384),
         ({"rope_type": "dynamic", "factor": 2.0}, 8192),
+        ({"rope_type": "linear", "factor": None}, 4096),
         (None, 4096),
     ],
 )
