@@ -243,10 +243,17 @@ def serving(args: argparse.Namespace) -> Serving:
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be 1 or more")
+    step_tokens = args.max_num_batched_tokens or usual.step_tokens
+    requests = args.max_num_seqs or usual.requests
+    if step_tokens < requests:
+        raise ValueError(
+            f"vLLM takes no fewer --max-num-batched-tokens ({step_tokens:,}) than --max-num-seqs "
+            f"({requests:,}): give both"
+        )
     return Serving(
         utilization=utilization,
-        step_tokens=args.max_num_batched_tokens or usual.step_tokens,
-        requests=args.max_num_seqs or usual.requests,
+        step_tokens=step_tokens,
+        requests=requests,
         overhead=None if args.overhead is None else parse_bytes(args.overhead),
     )
 

@@ -289,6 +289,7 @@ def test_weights_of_an_unknown_kind_are_asked_for_and_then_planned_with(plan, re
         ([*QWEN, "--gpu-memory-utilization", "1.5"], "is 1.5, not above 0 and at most 1"),
         ([*QWEN, "--gpu-memory-utilization", "0"], "is 0.0, not above 0 and at most 1"),
         ([*QWEN, "--max-num-seqs", "0"], "--max-num-seqs is 0: it must be 1 or more"),
+        ([*QWEN, "--max-num-batched-tokens", "16"], "(16) than --max-num-seqs (32): give both"),
         ([*QWEN, "--page", "20"], "--page is 20: it must be a multiple of 16"),
         (
             [*QWEN, "--page", "16", "--preset", "quality"],
