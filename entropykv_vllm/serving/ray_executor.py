@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
+from functools import partial
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -16,6 +19,9 @@ from vllm.v1.executor.ray_utils import initialize_ray_cluster
 
 from entropykv_vllm.serving.checks import UnsupportedError
 from entropykv_vllm.version import __version__
+
+#: Seconds between looks at whether the workers live.
+_LOOK = 1.0
 
 #: A node's address, the version there, and why there is none.
 Found = tuple[str, str | None, str]
@@ -38,7 +44,34 @@ class NodesAsked:
 
 
 class EvictionRayExecutor(NodesAsked, RayExecutorV2):
-    """vLLM's executor on Ray."""
+    """vLLM's executor on Ray, which also sees that a worker on another node has died.
+
+    vLLM's learns of it in a thread, while the engine waits for that worker's answer: for five
+    minutes, and so do all clients.
+    """
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        for queue in self.response_mqs:
+            queue.dequeue = partial(self._answer, queue.dequeue)
+
+    def _answer(self, dequeue: Callable, timeout: float | None = None, **more):
+        """An answer, as soon as there is one.
+
+        Raises:
+            TimeoutError: after so many seconds, if any are given.
+            RuntimeError: if a worker has died.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = end - time.monotonic()
+            try:
+                return dequeue(timeout=max(0.0, min(left, _LOOK)), **more)
+            except TimeoutError:
+                if self.is_failed:
+                    raise RuntimeError("a worker on the Ray cluster died") from None
+                if left <= _LOOK:
+                    raise
 
 
 class EvictionRayDistributedExecutor(NodesAsked, RayDistributedExecutor):
