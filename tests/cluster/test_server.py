@@ -4,6 +4,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 import urllib.error
@@ -12,8 +13,15 @@ import urllib.request
 import psutil
 import pytest
 
-from entropykv_vllm.errors import RunError
-from entropykv_vllm.evaluation.server import SERVED_NAME, is_ready, serving
+from entropykv_vllm.evaluation.server import (
+    SERVED_NAME,
+    command,
+    environment,
+    free_port,
+    is_ready,
+    serving,
+)
+from entropykv_vllm.version import __version__
 
 from ..engine.conftest import model_folder
 from .conftest import SETTINGS, TOKENS
@@ -106,9 +114,11 @@ def test_a_node_without_this_version_stops_the_server(on, tmp_path, package, say
         (shadow / name).write_text(text)
     with cluster([1, 1], [None, str(tmp_path)]) as address:
         on(address)
-        with (
-            pytest.raises(RunError, match="every node of the Ray cluster needs EntropyKV") as stop,
-            serving(model_folder(), ARGUMENTS),
-        ):
-            pass
-    assert f" has {says}: install entropykv-vllm" in str(stop.value)
+        arguments = command(model_folder(), free_port(), ARGUMENTS)
+        server = subprocess.run(
+            arguments, env=environment(), capture_output=True, text=True, timeout=300
+        )
+    assert server.returncode
+    sentence = f"every node of the Ray cluster needs EntropyKV {__version__}, but "
+    assert sentence in server.stdout + server.stderr
+    assert f" has {says}: install entropykv-vllm" in server.stdout + server.stderr
