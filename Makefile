@@ -49,7 +49,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # A Ray cluster on one machine, as the tests start it, has no tokens to share.
 export RAY_AUTH_MODE ?= disabled
 
-SOURCES := entropykv_vllm tests packaging requirements setup.py
+SOURCES := entropykv_vllm tests packaging requirements configs setup.py
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
 # Stamps, so that a second run does nothing. pip reads its own settings (where packages come from)
@@ -101,6 +101,11 @@ serve: model ## serve the embedded model with eviction on http://HOST:PORT/v1
 		--kv-eviction $(KV_EVICTION) \
 		$(if $(KV_CONFIG),--kv-eviction-config '$(KV_CONFIG)') \
 		$(if $(filter none,$(KV_EVICTION)),,--kv-cache-dtype bfloat16) $(SERVE_ARGS)
+
+.PHONY: serve-ray
+serve-ray: model ## serve REPLICAS=2 of the embedded model with Ray Serve on http://HOST:PORT/v1
+	HOST=$(HOST) PORT=$(PORT) KV_EVICTION=$(KV_EVICTION) KV_CONFIG='$(KV_CONFIG)' \
+		exec $(BIN)/python configs/ray/embedded.py
 
 .PHONY: demo
 demo: model ## show what eviction saves, on one long prompt

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 
 from prometheus_client import REGISTRY, Counter, Gauge
 from vllm.config import VllmConfig
@@ -53,6 +55,26 @@ def unpack(stats: SchedulerStats) -> dict[str, dict[str, int]]:
     return tiers
 
 
+#: By engine of this process: how many times its pool the requests ask for.
+_DEMAND: dict[int, float] = {}
+
+
+def demand() -> float:
+    """The pools of pages that the requests of this process's engines ask for.
+
+    It is the share of the pages that running requests hold; each waiting one counts as much as a
+    running one does on average.
+    """
+    return sum(_DEMAND.values())
+
+
+def _demand(stats: SchedulerStats) -> float:
+    waiting = stats.num_waiting_reqs
+    if not stats.num_running_reqs:
+        return float(waiting > 0)
+    return stats.kv_cache_usage * (1 + waiting / stats.num_running_reqs)
+
+
 class EvictionStatLogger(StatLoggerBase):
     """Feeds Prometheus and adds a line to vLLM's periodic log."""
 
@@ -66,6 +88,7 @@ class EvictionStatLogger(StatLoggerBase):
     def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0) -> None:
         if not self.on or scheduler_stats is None:
             return
+        _DEMAND[engine_idx] = _demand(scheduler_stats)
         # Not made in __init__: vLLM's own logger, made later, drops all metrics named vllm:*.
         self.metrics = self.metrics or _metrics()
         gauges, counters = self.metrics
@@ -87,18 +110,34 @@ class EvictionStatLogger(StatLoggerBase):
         pass
 
 
+def _in_ray_serve() -> bool:
+    """Does this process run a replica, whose metrics Ray collects?"""
+    from vllm.v1.metrics import ray_wrappers
+
+    return "ray" in sys.modules and ray_wrappers._get_replica_id() is not None
+
+
+def _kinds() -> tuple[Callable, Callable]:
+    """What makes a gauge, and a counter, that somebody reads."""
+    if _in_ray_serve():
+        from vllm.v1.metrics.ray_wrappers import RayCounterWrapper, RayGaugeWrapper
+
+        return RayGaugeWrapper, RayCounterWrapper
+    return partial(_once, Gauge), partial(_once, Counter)
+
+
 def _metrics() -> tuple[dict[str, Gauge], dict[str, Counter]]:
     """The metrics of this process, made once: several engines share them."""
     labels = ["model_name", "engine", "tier"]
-    pages = _once(
-        Gauge,
+    gauge, counter = _kinds()
+    pages = gauge(
         "vllm:entropykv_pages",
         "KV cache pages held by requests, by kind.",
         [*labels, "kind"],
         multiprocess_mode="mostrecent",
     )
     counters = {
-        field: _once(Counter, f"vllm:entropykv_{name}", text, labels)
+        field: counter(f"vllm:entropykv_{name}", text, labels)
         for field, (name, text) in _COUNTERS.items()
     }
     return dict.fromkeys(_GAUGES, pages), counters

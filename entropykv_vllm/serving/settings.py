@@ -7,11 +7,8 @@ from typing import Any
 
 from entropykv_vllm.config.settings import CONFIG_KEY, EvictionConfig
 
-#: By vLLM's platform.
-WORKERS = {
-    "cpu": "entropykv_vllm.serving.worker.EvictionCPUWorker",
-    "cuda": "entropykv_vllm.serving.worker.EvictionGPUWorker",
-}
+#: A worker looks at its own machine: that of the server may have no GPU.
+WORKER = "entropykv_vllm.serving.worker.EvictionWorker"
 SCHEDULER = "entropykv_vllm.serving.scheduler.scheduler"
 
 
@@ -35,13 +32,6 @@ def engine_settings(config: EvictionConfig) -> dict[str, Any]:
     return {
         **({"enable_prefix_caching": False} if config.policy in OBSERVED else {}),
         "additional_config": {CONFIG_KEY: config.model_dump(mode="json", exclude_none=True)},
-        "worker_cls": worker(),
+        "worker_cls": WORKER,
         "scheduler_cls": SCHEDULER,
     }
-
-
-def worker() -> str:
-    """The name of the worker class for vLLM's platform here; `checks` refuses other platforms."""
-    from vllm.platforms import current_platform
-
-    return WORKERS["cuda" if current_platform.is_cuda() else "cpu"]

@@ -12,6 +12,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -195,6 +196,10 @@ class PagesInRows:
 
 class EvictionGPUWorker(PagesInRows, EvictionWorkerMixin, Worker):
     """vLLM's GPU worker, with eviction."""
+
+
+#: The one for this machine; `checks` refuses platforms other than these two.
+EvictionWorker = EvictionGPUWorker if current_platform.is_cuda() else EvictionCPUWorker
 
 
 def _batch(moves: list[PageMove], bits: int, device: torch.device | None = None) -> Batch:

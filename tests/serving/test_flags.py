@@ -81,7 +81,7 @@ def test_without_the_flag_nothing_is_changed(make):
 
 def test_the_flag_sets_worker_scheduler_pages_and_settings(make):
     args = make("--kv-eviction", "norm", "--kv-eviction-config", '{"keep": 0.25}')
-    assert args.worker_cls.endswith("EvictionCPUWorker")
+    assert args.worker_cls.endswith("EvictionWorker")
     assert args.scheduler_cls == "entropykv_vllm.serving.scheduler.scheduler"
     assert args.block_size == 32
     expected = {"policy": "norm", "keep": 0.25, "bits": 16, "window": 224, "interval": 224}
