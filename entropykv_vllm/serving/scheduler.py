@@ -11,6 +11,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from entropykv_vllm.pages.manager import TierManager
 from entropykv_vllm.plan.schedule import next_boundary
+from entropykv_vllm.serving import clearing
 from entropykv_vllm.serving.checks import check_groups
 from entropykv_vllm.serving.metrics import pack
 
@@ -27,6 +28,7 @@ class EvictionSchedulerMixin:
         managers = self.kv_cache_manager.coordinator.single_type_managers
         self._tiers = [manager for manager in managers if isinstance(manager, TierManager)]
         self._interval = self._tiers[0].plan.interval
+        clearing.ask_for(self, managers)
         # vLLM asks a scheduler of Mamba models where to end a step; we use the same question.
         self._splits_for_mamba = self.need_mamba_block_aligned_split
         self.need_mamba_block_aligned_split = True
@@ -60,7 +62,10 @@ class EvictionSchedulerMixin:
     def schedule(self, *args, **kwargs) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
         moves = [move for tier in self._tiers for move in tier.take_moves()]
-        setattr(output, MOVES, sorted(moves, key=lambda move: move.order))
+        moves.sort(key=lambda move: move.order)
+        setattr(output, MOVES, moves)
+        fresh = clearing.without_survivors(output.new_block_ids_to_zero, moves)
+        output.new_block_ids_to_zero = fresh
         return output
 
     def make_stats(self, *args, **kwargs) -> SchedulerStats | None:

@@ -27,7 +27,7 @@ from entropykv_vllm.pages.moves import PageMove, rewritten_rows
 from entropykv_vllm.pages.spec import TierSpec, tier_spec
 from entropykv_vllm.pages.waves import apart, waves
 from entropykv_vllm.plan.schedule import TierPlan
-from entropykv_vllm.serving import checks, seeded
+from entropykv_vllm.serving import checks, clearing, seeded
 from entropykv_vllm.serving.origin import origin_of
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
@@ -174,6 +174,15 @@ class EvictionCPUWorker(EvictionWorkerMixin, CPUWorker):
         super().load_model(*args, **kwargs)
         _make_pipeline_buffer(self.model_runner)
 
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """vLLM's, whose runner for CPUs clears pages of plain full attention only."""
+        super().initialize_from_config(kv_cache_config)
+        if groups := clearing.cleared_groups(kv_cache_config):
+            layers = self.vllm_config.compilation_config.static_forward_context
+            names = [n for g in groups for n in kv_cache_config.kv_cache_groups[g].layer_names]
+            caches = [layers[name].kv_cache for name in names]
+            self.model_runner._zero_block_ids = partial(clearing.clear, caches)
+
 
 class PagesInRows:
     """Added where the attention backend has pages in rows: GPUs, which move all layers at once."""
@@ -196,6 +205,12 @@ class PagesInRows:
 
 class EvictionGPUWorker(PagesInRows, EvictionWorkerMixin, Worker):
     """vLLM's GPU worker, with eviction."""
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """vLLM's, which can clear pages where it sees the need itself."""
+        super().initialize_from_config(kv_cache_config)
+        if clearing.cleared_groups(kv_cache_config) and not kv_cache_config.needs_kv_cache_zeroing:
+            self.model_runner._init_kv_zero_meta()
 
 
 #: The one for this machine; `checks` refuses platforms other than these two.

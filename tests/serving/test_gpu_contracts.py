@@ -13,6 +13,7 @@ from .sources import RELEASES, Sources, sources
 TABLES = "v1.worker.gpu.block_table"
 BUFFERS = "v1.worker.gpu.buffer_utils"
 RUNNER = "v1.worker.gpu.model_runner"
+RUNNER_V1 = "v1.worker.gpu_model_runner"
 GRAPHS = "v1.worker.gpu.cudagraph_utils"
 WORKER = "v1.worker.gpu_worker"
 SCHEDULER = "v1.core.sched.scheduler"
@@ -89,7 +90,7 @@ def test_a_runner_can_be_told_by_its_attributes(vllm):
         "v1.worker.gpu.states", "RequestState.__init__", "self.req_id_to_index: dict[str, int]"
     )
     for name in ("self.input_batch = ", "self.requests: dict["):
-        vllm.says("v1.worker.gpu_model_runner", "GPUModelRunner", name)
+        vllm.says(RUNNER_V1, "GPUModelRunner", name)
 
 
 def test_each_page_group_has_rows_that_are_written_in_stages(vllm):
@@ -143,7 +144,7 @@ def test_whoever_asks_for_specs_asks_the_model_runner(vllm):
     vllm.says(WORKER, "Worker.get_kv_cache_spec", "return self.model_runner.get_kv_cache_spec()")
     vllm.says(GRAPHS, "_init_minimal_kv_cache_for_profiling", "runner.get_kv_cache_spec()")
     v1 = "GPUModelRunner._init_minimal_kv_cache_for_profiling"
-    vllm.says("v1.worker.gpu_model_runner", v1, "self.get_kv_cache_spec()")
+    vllm.says(RUNNER_V1, v1, "self.get_kv_cache_spec()")
 
 
 def test_layers_have_their_pages_once_the_worker_is_initialized(vllm):
@@ -167,6 +168,39 @@ def test_only_the_warm_up_runs_steps_that_nobody_scheduled(vllm):
             if path.name != "worker_base.py":
                 found = "worker.execute_model(" in path.read_text()
                 assert not found, f"{vllm.version} runs steps of its own in {path}"
+
+
+# -- cleared pages (serving.clearing) ------------------------------------------------------------
+
+
+def test_the_scheduler_sends_the_pages_that_its_managers_have_recorded(vllm):
+    name = "_get_new_block_ids_to_zero"
+    vllm.says(SCHEDULER, "Scheduler.schedule", f"new_block_ids_to_zero=self.{name}()")
+    vllm.says(
+        SCHEDULER,
+        f"Scheduler.{name}",
+        "self.kv_cache_manager.take_new_block_ids()",
+        "if not self.needs_kv_cache_zeroing: return None",
+    )
+    manager = "SingleTypeKVCacheManager.allocate_new_blocks"
+    vllm.says("v1.core.single_type_kv_cache_manager", manager, "if self._record_new_block_ids:")
+
+
+def test_runners_clear_pages_once_they_can_and_before_the_step(vllm):
+    for module, name in ((RUNNER, "update_requests"), (RUNNER_V1, "_update_states")):
+        vllm.definition(module, "GPUModelRunner._init_kv_zero_meta")
+        vllm.says(module, f"GPUModelRunner.{name}", "if scheduler_output.new_block_ids_to_zero:")
+    vllm.says(
+        WORKER,
+        "Worker.initialize_from_config",
+        *("self.model_runner.initialize_kv_cache(", "self.model_runner._init_kv_zero_meta()"),
+    )
+    vllm.definition("v1.kv_cache_interface", "KVCacheConfig.needs_kv_cache_zeroing")
+
+
+def test_the_runner_for_cpus_clears_by_a_method_that_takes_pages(vllm):
+    name = "CPUModelRunner._zero_block_ids"
+    assert vllm.parameters("v1.worker.cpu_model_runner", name) == ["self", "block_ids"]
 
 
 # -- the scheduler (serving.scheduler) -----------------------------------------------------------
@@ -279,6 +313,4 @@ def test_metadata_is_handed_on_to_other_groups_only_where_builders_allow_it(vllm
         "build_metadata_for_cudagraph_capture(",
         "attn_group.build_metadata(",
     )
-    vllm.says(
-        "v1.worker.gpu_model_runner", "GPUModelRunner", "and builder.supports_update_block_table"
-    )
+    vllm.says(RUNNER_V1, "GPUModelRunner", "and builder.supports_update_block_table")
