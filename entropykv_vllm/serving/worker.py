@@ -136,6 +136,7 @@ class EvictionWorkerMixin:
         return execute_model(scheduler_output, *args, **kw)
 
     def _carry_out(self, moves: list[PageMove], new: set[str]) -> None:
+        # With pipeline stages, a group may have layers on others only.
         here = [move for move in moves if move.dst and self._tier_layers[move.group].caches]
         for alike in self._calls(here):
             self._move_pages(alike)
