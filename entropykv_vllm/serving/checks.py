@@ -69,6 +69,11 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
         (model.is_encoder_decoder, "does not support encoder-decoder models: choose another"),
         (model.runner_type == "pooling", "does not support pooling models: serve a generative one"),
         (
+            model.is_mm_prefix_lm,
+            "does not support images that attend to what follows in them: leave them out with "
+            "--language-model-only",
+        ),
+        (
             config.speculative_config is not None,
             "does not support speculative decoding: leave --speculative-config out",
         ),
@@ -142,6 +147,19 @@ def check_layers(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
             )
         if is_full_attention(spec):
             _check_full_attention(name, spec)
+        elif isinstance(spec, SlidingWindowSpec):
+            _check_sliding_window(config, name, spec)
+
+
+def _check_sliding_window(config: VllmConfig, name: str, spec: AttentionSpec) -> None:
+    """vLLM 0.32 for CPUs takes a cache of another dtype for one of the model's."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and spec.dtype != config.model_config.dtype:
+        raise UnsupportedError(
+            f"vLLM's kernels for CPUs, which layer {name} has, read a cache of the model's "
+            f"dtype only: leave --kv-cache-dtype out, {_OFF}"
+        )
 
 
 def _check_full_attention(name: str, spec: AttentionSpec) -> None:

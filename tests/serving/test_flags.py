@@ -46,6 +46,7 @@ ENCODER_DECODER = {
     "vocab_size": 51865,
     "torch_dtype": "float32",
 }
+IMAGES = LLAMA | {"is_mm_prefix_lm": True}
 POOLING = LLAMA | {"architectures": ["LlamaModel"]}
 
 
@@ -164,6 +165,7 @@ def test_settings_without_the_flag_stop_in_words(make, capsys):
     [
         (MLA, [], "does not support models with multi-head latent attention"),
         (ENCODER_DECODER, [], "does not support encoder-decoder models"),
+        (IMAGES, [], "does not support images that attend to what follows in them"),
         (POOLING, ["--runner", "pooling"], "does not support pooling models"),
         (
             LLAMA,

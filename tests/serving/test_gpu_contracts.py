@@ -273,6 +273,15 @@ def test_a_kind_of_layers_can_have_a_backend_of_its_own(vllm):
     vllm.says("platforms.cuda", "CudaPlatformBase.get_attn_backend_cls", "validate_configuration(")
 
 
+def test_models_whose_images_attend_in_both_directions_can_be_served_without_them(vllm):
+    convertor = "transformers_utils.model_arch_config_convertor"
+    name = "ModelArchConfigConvertorBase.is_mm_prefix_lm"
+    vllm.says(convertor, name, "if not supports_multimodal: return False")
+    assert "language_model_only" in vllm.members("config.multimodal", "MultiModalConfig")
+    says = "MultiModalConfig.get_limit_per_prompt"
+    vllm.says("config.multimodal", says, "if self.language_model_only: return 0")
+
+
 def test_the_rows_layouts_have_their_names(vllm):
     layouts = vllm.members("v1.kv_cache_layout", "KVCacheLayout")
     assert {"LBHNC", "BLHNC"} <= layouts.keys(), f"{vllm.version} names layouts otherwise"

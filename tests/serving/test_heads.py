@@ -56,6 +56,14 @@ def test_heads_that_differ_are_not_quantized(other):
     assert checks.layer_heads(config(bits=16), specs) == (64, torch.float32)
 
 
+def test_layers_of_vllm_need_a_cache_of_the_models_dtype_on_cpus():
+    window = spec(SlidingWindowSpec, dtype=torch.float32, sliding_window=128)
+    with pytest.raises(checks.UnsupportedError, match=r"layer a has.*leave --kv-cache-dtype out"):
+        checks.check_layers(config(), {"a": window})
+    window = spec(SlidingWindowSpec, dtype=torch.bfloat16, sliding_window=128)
+    checks.check_layers(config(), {"a": window})
+
+
 def test_the_log_says_what_a_tier_holds():
     (tier,) = checks.tiers_of(config(), range(3), 128, torch.bfloat16)
     assert _describe(tier) == ("all", "0,1,2", "window 224, keep 1 in 4 bits, 112 tokens a page")
