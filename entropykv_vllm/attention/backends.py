@@ -46,7 +46,7 @@ def gpu_backend(config: VllmConfig) -> str:
 
 
 def _flash_runs(config: VllmConfig) -> bool:
-    """Whether FlashAttention knows the card and the model's heads and numbers."""
+    """Whether FlashAttention knows the card, the pages, and the model's heads and numbers."""
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
@@ -56,6 +56,8 @@ def _flash_runs(config: VllmConfig) -> bool:
         capability is not None
         and FlashAttentionBackend.supports_compute_capability(capability)
         and FlashAttentionBackend.supports_head_size(model.get_head_size())
+        # On Blackwell it has pages of 128 tokens only where heads have 256 numbers.
+        and FlashAttentionBackend.supports_block_size(config.cache_config.block_size)
         and model.dtype in (torch.float16, torch.bfloat16)
     )
 

@@ -36,7 +36,12 @@ from entropykv_vllm.pages.spec import TierSpec
 _INSTEAD = "choose another model, or turn eviction off with --kv-eviction none"
 
 
-def _check_head(spec: TierSpec) -> None:
+def _check(spec: TierSpec) -> None:
+    if spec.block_size != spec.plan.page:
+        raise ValueError(
+            f"the attention kernel reads pages of {spec.block_size} tokens, and EntropyKV has them "
+            f"of {spec.plan.page}: set --block-size {spec.block_size}"
+        )
     if spec.plan.bits < 16 and (spec.head_size % 16 or spec.head_size > 256):
         raise ValueError(
             f"EntropyKV's kernels do not support head size {spec.head_size} in {spec.plan.bits} "
@@ -83,7 +88,7 @@ class TierBuilder:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, *args, **kwargs)
         assert isinstance(kv_cache_spec, TierSpec)
         self.plan = kv_cache_spec.plan
-        _check_head(kv_cache_spec)
+        _check(kv_cache_spec)
         longest = vllm_config.model_config.max_model_len
         self.hot_starts = hot_starts(self.plan, longest, device)
         self.most_requests = vllm_config.scheduler_config.max_num_seqs
@@ -136,8 +141,8 @@ class TierBuilder:
     def _keep(self, *found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Copies in tensors of this builder's own: a CUDA graph reads where it was captured."""
         if self.kept is None:
-            rows = max(self.most_requests, len(found[0]))
-            self.kept = tuple(x.new_zeros(rows, *x.shape[1:]) for x in found)
+            # As many as the workspace has room for: more would be an error here, not behind it.
+            self.kept = tuple(x.new_zeros(self.most_requests, *x.shape[1:]) for x in found)
         assert self.kept is not None
         table, cold, hot = (
             kept[: len(x)].copy_(x) for kept, x in zip(self.kept, found, strict=True)
@@ -152,6 +157,10 @@ class TierImpl:
         super().__init__(*args, **kwargs)
         if self.alibi_slopes is not None:
             raise ValueError(f"EntropyKV does not support attention with ALiBi: {_INSTEAD}")
+
+    def fused_output_quant_supported(self, quant_key: object) -> bool:
+        """vLLM's Triton kernel can, ours cannot: which one runs is not known when vLLM asks."""
+        return False
 
     def forward(
         self,
@@ -212,6 +221,12 @@ class FlashTierImpl(TierImpl, FlashAttentionImpl):
 
 class FlashTierBackend(TierBackend, FlashAttentionBackend):
     """FlashAttention under eviction."""
+
+    @classmethod
+    def validate_configuration(cls, *args, **kwargs) -> list[str]:
+        """vLLM's; what some layers need, such as sinks, is known only once they are made."""
+        reasons = super().validate_configuration(*args, **kwargs)
+        return [*reasons, "name TRITON_ATTN with --attention-backend"] if reasons else []
 
     @staticmethod
     def get_impl_cls() -> type[FlashTierImpl]:

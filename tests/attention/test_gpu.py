@@ -33,10 +33,10 @@ class Builder(TierBuilder, Stock):
     pass
 
 
-def make(bits: int) -> Builder:
+def make(bits: int, block_size: int = PAGE) -> Builder:
     plan = TierPlan("all", PAGE, PAGE, 128, 128, 64, 0.5, 0, bits=bits)
     spec = TierSpec(
-        block_size=PAGE,
+        block_size=block_size,
         num_kv_heads=1,
         head_size=64,
         dtype=torch.float16,
@@ -109,3 +109,14 @@ def test_what_a_capture_shortens_is_not_the_runners():
     lengths = step([[0]] * 2, [PAGE * WIDTH] * 2)
     assert make(16).build_for_cudagraph_capture(lengths).seq_lens.tolist() == [1, 1]
     assert lengths.seq_lens.tolist() == [PAGE * WIDTH] * 2
+
+
+def test_a_kernel_that_reads_other_pages_than_ours_is_refused():
+    with pytest.raises(ValueError, match=r"reads pages of 16 tokens.* of 32: set --block-size 16"):
+        make(16, block_size=PAGE // 2)
+
+
+def test_more_requests_than_the_workspace_has_room_for_are_an_error():
+    rows = REQUESTS + 1
+    with pytest.raises(RuntimeError, match="size"):
+        make(4).build(0, step([[5]] * rows, [20] * rows))
