@@ -69,6 +69,10 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
         (model.is_encoder_decoder, "does not support encoder-decoder models: choose another"),
         (model.runner_type == "pooling", "does not support pooling models: serve a generative one"),
         (
+            model.is_diffusion,
+            "does not support diffusion models, which write tokens anew: choose another",
+        ),
+        (
             model.is_mm_prefix_lm,
             "does not support images that attend to what follows in them: leave them out with "
             "--language-model-only",

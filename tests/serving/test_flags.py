@@ -10,7 +10,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from entropykv_vllm import engine_args
 from entropykv_vllm.config.settings import EvictionConfig, load
 from entropykv_vllm.kernels.scores import OBSERVED
-from entropykv_vllm.serving import flags
+from entropykv_vllm.serving import checks, flags
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -182,6 +182,13 @@ def test_what_is_not_supported_stops_in_words(make, capsys, model, words, senten
     assert said.startswith("entropykv: error: EntropyKV ")
     assert sentence in said
     assert "--kv-eviction none" in said
+
+
+def test_diffusion_is_refused_where_vllm_would_run_it(make):
+    config = make("--kv-eviction", "entropykv").create_engine_config()
+    vars(config.model_config)["is_diffusion"] = True  # on CPUs vLLM refuses it first
+    with pytest.raises(checks.UnsupportedError, match="does not support diffusion models"):
+        checks.check_engine(config)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ fetched of the other one. The environment variable ENTROPYKV_VLLM_SOURCES names 
 another unpacked `vllm` package, to be read in their place.
 """
 
+import re
+
 import pytest
 
 from .sources import RELEASES, Sources, sources
@@ -304,6 +306,46 @@ def test_builders_take_tables_and_lengths_from_the_steps_description(vllm, modul
     impl = vllm.text(module, f"{name}Impl.__init__")
     for part in ("self.alibi_slopes = ", "self.logits_soft_cap = ", "self.sinks = "):
         assert part in impl, f"{vllm.version} has no {part} of {name}"
+
+
+def test_microbatches_have_builders_of_their_own_and_attend_on_one_stream(vllm):
+    """So their tables are two, and the one workspace of all layers does."""
+    count = "get_num_ubatches(vllm_config.parallel_config)"
+    builders = vllm.text("v1.worker.gpu.attn_utils", "init_attn_backend")
+    assert f"num_metadata_builders={count}" in builders, f"{vllm.version} shares builders"
+    says = "GPUModelRunner.initialize_metadata_builders"
+    vllm.says(RUNNER_V1, says, "num_metadata_builders=", "num_ubatches")
+    contexts = vllm.text("v1.worker.ubatching", "make_ubatch_contexts")
+    assert "compute_stream=compute_stream" in contexts, f"{vllm.version} has more streams"
+
+
+def test_graphs_are_padded_with_requests_of_no_tokens(vllm):
+    inputs = "v1.worker.gpu.input_batch"
+    vllm.says(inputs, "_prepare_pos_seq_lens_kernel", "# Pad unused seq_lens as 0")
+    vllm.says(TABLES, "_gather_block_tables_kernel", "if batch_idx >= num_reqs:", "0, mask=")
+    vllm.says(RUNNER_V1, "GPUModelRunner._prepare_inputs", "self.seq_lens[num_reqs:].fill_(0)")
+
+
+def test_there_are_no_more_rows_than_requests_that_a_server_may_run(vllm):
+    for module in (RUNNER, RUNNER_V1):
+        line = "self.max_num_reqs = (self.)?scheduler_config.max_num_seqs"
+        found = re.search(line, vllm.text(module, "GPUModelRunner.__init__"))
+        assert found, f"{vllm.version} has other numbers of rows in vllm.{module}"
+
+
+def test_idle_ranks_of_data_parallel_servers_run_steps_past_the_worker(vllm):
+    """They have no scheduler's output, and so no moves, which `execute_model` would refuse."""
+    idle = vllm.text(WORKER, "Worker.execute_dummy_batch")
+    assert "self.model_runner._dummy_run(" in idle, f"{vllm.version} runs idle steps otherwise"
+
+
+def test_sleeping_ends_what_the_prefix_cache_holds_and_keeps_what_builders_made(vllm):
+    vllm.says("v1.engine.core", "EngineCore.sleep", "clear_prefix_cache = level >= 1")
+    vllm.says("v1.engine.core", "EngineCore.sleep", "clear_cache=clear_prefix_cache")
+    pool = '_maybe_get_memory_pool_context(tag="runtime")'
+    vllm.says(WORKER, "Worker.initialize_from_config", pool)
+    kept = (vllm.package / "device_allocator" / "sleep_mode_backend.py").read_text()
+    assert 'offload_tags: tuple[str, ...] = ("runtime", "cudagraph")' in kept
 
 
 @pytest.mark.parametrize("module", [FLASH, TRITON])
