@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from vllm.config import VllmConfig
-from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 #: vLLM's name for layers whose tokens attend to all before them.
@@ -24,14 +23,6 @@ def register(config: VllmConfig) -> None:
     else:
         # vLLM has one for CPUs, whatever it is asked for.
         register_backend(AttentionBackendEnum.CPU_ATTN, _CPU)
-
-
-def registered() -> type[AttentionBackend]:
-    """The backend that full-attention layers get in this process."""
-    from vllm.platforms import current_platform
-
-    names = AttentionBackendEnum
-    return (names.CUSTOM if current_platform.is_cuda() else names.CPU_ATTN).get_class()
 
 
 def gpu_backend(config: VllmConfig) -> str:

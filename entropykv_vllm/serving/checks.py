@@ -150,7 +150,7 @@ def check_layers(config: VllmConfig, specs: dict[str, KVCacheSpec]) -> None:
                 f"choose another model, {_OFF}"
             )
         if is_full_attention(spec):
-            _check_full_attention(name, spec)
+            _check_full_attention(config, name, spec)
         elif isinstance(spec, SlidingWindowSpec):
             _check_sliding_window(config, name, spec)
 
@@ -166,16 +166,18 @@ def _check_sliding_window(config: VllmConfig, name: str, spec: AttentionSpec) ->
         )
 
 
-def _check_full_attention(name: str, spec: AttentionSpec) -> None:
+def _check_full_attention(config: VllmConfig, name: str, spec: AttentionSpec) -> None:
     if spec.non_causal or spec.sliding_window or spec.attention_chunk_size:
         raise UnsupportedError(
             f"EntropyKV needs plain causal attention, which layer {name} has not: "
             f"choose another model, {_OFF}"
         )
-    if not backends.registered().__module__.startswith("entropykv_vllm."):
+    backend = config.compilation_config.static_forward_context[name].get_attn_backend()
+    if not backend.__module__.startswith("entropykv_vllm."):
         raise UnsupportedError(
-            "another plugin has replaced EntropyKV's attention backend: "
-            f"name only 'entropykv' in VLLM_PLUGINS, {_OFF}"
+            f"EntropyKV cannot serve layer {name}, for which the model or another plugin chose "
+            f"{backend.__name__}: name only 'entropykv' in VLLM_PLUGINS, choose another model, "
+            f"{_OFF}"
         )
 
 
@@ -199,7 +201,10 @@ def declared_layers(config: VllmConfig) -> list[int]:
     """The full-attention layers that the model's own configuration names."""
     text = config.model_config.hf_text_config
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    return [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    # The last ones may read the pages of earlier layers, and have none.
+    shared = getattr(text, "num_kv_shared_layers", None) or 0
+    own = kinds[: len(kinds) - shared]
+    return [layer for layer, kind in enumerate(own) if kind == "full_attention"]
 
 
 def tiers_of(

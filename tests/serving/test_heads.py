@@ -5,8 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from entropykv_vllm.attention.cpu import EvictionCPUAttentionBackend
+from entropykv_vllm.attention.gpu import TritonTierBackend
 from entropykv_vllm.config.settings import load
 from entropykv_vllm.serving import checks
 from entropykv_vllm.serving.settings import engine_settings
@@ -62,6 +66,33 @@ def test_layers_of_vllm_need_a_cache_of_the_models_dtype_on_cpus():
         checks.check_layers(config(), {"a": window})
     window = spec(SlidingWindowSpec, dtype=torch.bfloat16, sliding_window=128)
     checks.check_layers(config(), {"a": window})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (EvictionCPUAttentionBackend, CPUAttentionBackend),
+        (TritonTierBackend, TritonAttentionBackend),
+    ],
+)
+def test_full_attention_is_served_where_the_layer_asks_for_our_backend(ours, theirs):
+    """Models whose values have heads of another size than their keys choose one themselves."""
+    layers = {"a": SimpleNamespace(get_attn_backend=lambda: ours)}
+    compilation = SimpleNamespace(static_forward_context=layers)
+    here = SimpleNamespace(**vars(config()), compilation_config=compilation)
+    checks.check_layers(here, {"a": spec()})
+    layers["a"].get_attn_backend = lambda: theirs
+    with pytest.raises(checks.UnsupportedError, match=f"layer a.*chose {theirs.__name__}"):
+        checks.check_layers(here, {"a": spec()})
+
+
+def test_layers_that_read_the_pages_of_others_have_none_to_plan_for():
+    kinds = ["sliding_attention", "full_attention"] * 3
+    text = SimpleNamespace(layer_types=kinds, num_hidden_layers=6, num_kv_shared_layers=2)
+    model = SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text))
+    assert checks.declared_layers(model) == [1, 3]
+    del text.num_kv_shared_layers
+    assert checks.declared_layers(model) == [1, 3, 5]
 
 
 def test_the_log_says_what_a_tier_holds():
