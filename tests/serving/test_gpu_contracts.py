@@ -308,6 +308,13 @@ def test_builders_take_tables_and_lengths_from_the_steps_description(vllm, modul
         assert part in impl, f"{vllm.version} has no {part} of {name}"
 
 
+def test_common_prefixes_are_not_attended_to_apart(vllm):
+    """Prefixes in common would be counted in pages of rows with holes."""
+    vllm.says(RUNNER_V1, "GPUModelRunner.__init__", "self.cascade_attn_enabled = False")
+    for module in (FLASH, TRITON, RUNNER, "v1.worker.gpu.attn_utils"):
+        assert "cascade" not in vllm.source(module), f"{vllm.version} has it in vllm.{module}"
+
+
 def test_microbatches_have_builders_of_their_own_and_attend_on_one_stream(vllm):
     """So their tables are two, and the one workspace of all layers does."""
     count = "get_num_ubatches(vllm_config.parallel_config)"
