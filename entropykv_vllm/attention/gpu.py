@@ -226,7 +226,9 @@ class FlashTierBackend(TierBackend, FlashAttentionBackend):
     def validate_configuration(cls, *args, **kwargs) -> list[str]:
         """vLLM's; what some layers need, such as sinks, is known only once they are made."""
         reasons = super().validate_configuration(*args, **kwargs)
-        return [*reasons, "name TRITON_ATTN with --attention-backend"] if reasons else []
+        if reasons and not TritonTierBackend.validate_configuration(*args, **kwargs):
+            reasons.append("name TRITON_ATTN with --attention-backend")
+        return reasons
 
     @staticmethod
     def get_impl_cls() -> type[FlashTierImpl]:

@@ -83,7 +83,12 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
         ),
         (
             cache.cache_dtype not in ("auto", "float16", "bfloat16"),
-            f"does not support --kv-cache-dtype {cache.cache_dtype}: leave it out",
+            f"does not support --kv-cache-dtype {cache.cache_dtype}, which a checkpoint may ask for: "
+            "set it to bfloat16 or float16",
+        ),
+        (
+            cache.kv_sharing_fast_prefill,
+            "does not support --kv-sharing-fast-prefill: leave it out",
         ),
         (
             config.kv_transfer_config is not None,
@@ -127,10 +132,6 @@ def _gpu_refusals(config: VllmConfig) -> list[tuple[bool, str]]:
         (
             policy in OBSERVED,
             f"has the policy {policy}, which reads attention, on CPUs only: choose another",
-        ),
-        (
-            config.cache_config.kv_sharing_fast_prefill,
-            "does not support --kv-sharing-fast-prefill: leave it out",
         ),
     ]
 

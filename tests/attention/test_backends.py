@@ -56,20 +56,27 @@ def test_flash_attention_runs_where_card_heads_and_pages_allow_it(
     assert gpu_backend(given) == f"{found}TierBackend"
 
 
-@pytest.mark.parametrize("sinks", [False, True])
-def test_what_flash_attention_cannot_do_names_what_can(card, monkeypatch, sinks):
+HINT = "name TRITON_ATTN with --attention-backend"
+
+
+@pytest.mark.parametrize(
+    ("sinks", "dtype", "found"),
+    [
+        (False, torch.bfloat16, []),
+        (True, torch.bfloat16, ["sink not supported on compute capability < 9.0", HINT]),
+        (False, torch.float32, ["dtype not supported", HINT]),
+        (False, torch.float64, ["dtype not supported"]),
+    ],
+)
+def test_what_flash_attention_cannot_do_names_what_can(card, monkeypatch, sinks, dtype, found):
     """Whether a layer has sinks (gpt-oss) is known once it is made; Ampere has none."""
     card(8, 16)
     monkeypatch.setattr(FlashAttentionBackend, "supports_sink", lambda: True)
     reasons = FlashTierBackend.validate_configuration(
-        *(64, torch.bfloat16, "auto", 32, False, sinks, False, False, False),
+        *(64, dtype, "auto", 32, False, sinks, False, False, False),
         *(DeviceCapability(8, 0), "decoder"),
     )
-    if not sinks:
-        assert reasons == []
-        return
-    assert reasons[0] == "sink not supported on compute capability < 9.0"
-    assert reasons[-1] == "name TRITON_ATTN with --attention-backend"
+    assert reasons == found
 
 
 def test_no_output_is_quantized_that_our_kernels_would_leave_as_it_is():

@@ -173,6 +173,7 @@ def test_settings_without_the_flag_stop_in_words(make, capsys):
             "does not support speculative decoding",
         ),
         (LLAMA, ["--kv-cache-dtype", "fp8"], "does not support --kv-cache-dtype fp8"),
+        (LLAMA, ["--kv-sharing-fast-prefill"], "does not support --kv-sharing-fast-prefill"),
         (LLAMA, ["--disable-hybrid-kv-cache-manager"], "hybrid KV cache manager"),
     ],
 )
@@ -182,6 +183,25 @@ def test_what_is_not_supported_stops_in_words(make, capsys, model, words, senten
     assert said.startswith("entropykv: error: EntropyKV ")
     assert sentence in said
     assert "--kv-eviction none" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--attention-backend", "FLASHINFER"], "attends with FLASH_ATTN or TRITON_ATTN"),
+        (["--attention-backend", "TRITON_ATTN"], None),
+        (
+            ["--attention-config.backend_per_kind.full_attention", "FLASH_ATTN"],
+            "brings the backend for layers with full attention",
+        ),
+        (["--kv-eviction", "h2o"], "has the policy h2o, which reads attention, on CPUs only"),
+    ],
+)
+def test_what_gpus_do_not_support_is_refused_there(make, words, sentence):
+    config = make("--kv-eviction", "entropykv", *words).create_engine_config()
+    found = [said for refused, said in checks._gpu_refusals(config) if refused]
+    assert len(found) == bool(sentence)
+    assert all(sentence in said for said in found)
 
 
 def test_diffusion_is_refused_where_vllm_would_run_it(make):
