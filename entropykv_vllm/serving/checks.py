@@ -83,8 +83,8 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
         ),
         (
             cache.cache_dtype not in ("auto", "float16", "bfloat16"),
-            f"does not support --kv-cache-dtype {cache.cache_dtype}, which a checkpoint may ask for: "
-            "set it to bfloat16 or float16",
+            f"does not support --kv-cache-dtype {cache.cache_dtype}, which a checkpoint may ask "
+            "for: set it to bfloat16 or float16",
         ),
         (
             cache.kv_sharing_fast_prefill,
