@@ -124,16 +124,23 @@ class EvictionWorkerMixin:
             self._warming_up = False
 
     def _after_moves(self, execute_model: Callable, scheduler_output: SchedulerOutput, *args, **kw):
-        """Carry out the step's moves, then run the step."""
+        """Carry out the step's moves, then run the step.
+
+        The V2 runner comes here with steps of its own too: to profile, and for ranks that idle.
+        """
+        if not kw.get("dummy_run"):
+            new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+            self._carry_out(self._moves_of(scheduler_output), new)
+        return execute_model(scheduler_output, *args, **kw)
+
+    def _moves_of(self, scheduler_output: SchedulerOutput) -> list[PageMove]:
         moves = getattr(scheduler_output, MOVES, [] if self._warming_up else None)
         if moves is None:
             raise RuntimeError(
                 "this worker evicts but the scheduler does not: start the server with "
                 "--kv-eviction, which sets both"
             )
-        new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        self._carry_out(moves, new)
-        return execute_model(scheduler_output, *args, **kw)
+        return moves
 
     def _carry_out(self, moves: list[PageMove], new: set[str]) -> None:
         # With pipeline stages, a group may have layers on others only.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
 from entropykv_vllm.pages.moves import PageMove
-from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.pages.spec import Origin, TierSpec
 from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving.clearing import ask_for, clear, cleared_groups, without_survivors
 from entropykv_vllm.serving.worker import EvictionGPUWorker, EvictionWorkerMixin
@@ -19,7 +19,8 @@ COMMON = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.f
 
 
 def tier(bits: int) -> TierSpec:
-    return TierSpec(plan=TierPlan("t", 32, 32, 128, 96, 64, 0.5, 0, bits=bits), **COMMON)
+    plan = TierPlan("t", 32, 32, 128, 96, 64, 0.5, 0, bits=bits)
+    return TierSpec(plan=plan, origin=Origin("0", "", "here"), **COMMON)
 
 
 WINDOW = SlidingWindowSpec(sliding_window=128, **COMMON)

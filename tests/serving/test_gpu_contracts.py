@@ -340,8 +340,17 @@ def test_there_are_no_more_rows_than_requests_that_a_server_may_run(vllm):
         assert found, f"{vllm.version} has other numbers of rows in vllm.{module}"
 
 
-def test_idle_ranks_of_data_parallel_servers_run_steps_past_the_worker(vllm):
-    """They have no scheduler's output, and so no moves, which `execute_model` would refuse."""
+def test_steps_of_the_v2_runners_own_say_so(vllm):
+    """It profiles, and idles where others of a data parallel server work, by its `execute_model`.
+
+    Such steps come from no scheduler and bring no moves.
+    """
+    step = "self.execute_model( dummy_scheduler_output,"
+    vllm.says(RUNNER, "GPUModelRunner._dummy_run", step, "dummy_run=True")
+    assert "dummy_run" in vllm.parameters(RUNNER, "GPUModelRunner.execute_model")
+    calls = vllm.source(RUNNER).count("self.execute_model(")
+    assert calls == 1, f"{vllm.version} runs steps in {calls} places of the V2 runner"
+    assert "self.execute_model(" not in vllm.source(RUNNER_V1)
     idle = vllm.text(WORKER, "Worker.execute_dummy_batch")
     assert "self.model_runner._dummy_run(" in idle, f"{vllm.version} runs idle steps otherwise"
 
