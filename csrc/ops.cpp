@@ -13,28 +13,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cpu/kernels.h"
 #include "cpu/select.h"
+#include "stable_checks.h"
 
 namespace entropykv {
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-int type_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-  case ScalarType::Float: return kFloat32;
-  case ScalarType::BFloat16: return kBFloat16;
-  case ScalarType::Half: return kFloat16;
-  default: STD_TORCH_CHECK(false, "entropykv: tensors must be float32, bfloat16 or float16");
-  }
-}
 
 template <class T>
 const T* integers(const Tensor& t, ScalarType type, int64_t dim, const char* name) {
@@ -44,36 +35,8 @@ const T* integers(const Tensor& t, ScalarType type, int64_t dim, const char* nam
   return static_cast<const T*>(t.const_data_ptr());
 }
 
-// Whether the step from head to head, dimension 1, is that many elements. The stride of a dimension
-// of one is any number.
-bool heads_are_apart(const Tensor& t, int64_t elements) {
-  return t.size(1) == 1 || t.stride(1) == elements;
-}
-
 Cache cache_of(const Tensor& t, int64_t bits) {
-  STD_TORCH_CHECK(
-      t.dim() == 4 && t.stride(3) == 1 && t.stride(2) == t.size(3) &&
-          heads_are_apart(t, t.size(2) * t.size(3)),
-      "entropykv: a cache is [pages, heads, page, 2 * head size], each page contiguous");
-  STD_TORCH_CHECK(bits == 16 || bits == 8 || bits == 4,
-                  "entropykv: cold pages have 16, 8 or 4 bits, not ", bits);
-  Cache c{};
-  c.data = static_cast<uint8_t*>(t.mutable_data_ptr());
-  c.type = type_of(t);
-  c.heads = int(t.size(1));
-  c.page = int(t.size(2));
-  c.head_size = int(t.size(3) / 2);
-  STD_TORCH_CHECK(
-      c.head_size % 16 == 0 && c.head_size <= kMaxHead && c.page % kTile == 0,
-      "entropykv: head sizes are multiples of 16 up to 256 and pages of 16 tokens, not ",
-      c.head_size, " and ", c.page);
-  c.head_bytes = head_bytes(c.head_size, c.page, item_bytes(c.type));
-  c.page_bytes = t.stride(0) * item_bytes(c.type);
-  c.bits = int(bits);
-  c.cold_tokens = capacity(c.head_size, c.page, item_bytes(c.type), c.bits);
-  STD_TORCH_CHECK(c.cold_tokens > 0, "entropykv: pages of ", c.page, " tokens are too small for ",
-                  bits, " bits");
-  return c;
+  return Cache{geometry_of(t, bits), static_cast<uint8_t*>(t.mutable_data_ptr())};
 }
 
 // A table with a number for each slot of a page, of which `used` may be in use.
@@ -369,15 +332,6 @@ void observe(const Tensor& query, const Tensor& cache, const Tensor& mass, const
 }
 
 // -- collapse and drop --
-
-int policy_of(const std::string& name) {
-  static const std::map<std::string, int> names = {
-      {"entropykv", kEntropykv}, {"norm", kNorm},     {"knorm", kKnorm},    {"keydiff", kKeydiff},
-      {"random", kRandom},       {"sink", kPosition}, {"window", kPosition}};
-  const auto found = names.find(name);
-  STD_TORCH_CHECK(found != names.end(), "entropykv: unknown policy ", name);
-  return found->second;
-}
 
 struct Moves {
   Cache cache;

@@ -18,6 +18,7 @@ enum Type { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 constexpr int kTile = 16;          // tokens of a tile of keys, channels of a block of values
 constexpr int kBlock = 8;          // channels (keys) or tokens (values) of a block of codes
 constexpr int kGroup = 64;         // tokens whose keys share a scale and a zero per channel
+constexpr int kMaxHead = 256;      // largest head size
 constexpr int kLongestUnit = 1024; // the longest that the shortest segment may be, in tokens
 
 EKV_HD constexpr int item_bytes(int type) {
@@ -67,6 +68,13 @@ EKV_HD constexpr int capacity(int head_size, int page, int item, int bits) {
     tokens -= kTile;
   return tokens;
 }
+
+// One layer's cache, and how its cold pages are stored.
+struct Geometry {
+  int64_t page_bytes, head_bytes; // of all heads of a page, of one
+  int heads, head_size, page;     // page: tokens of a hot one
+  int type, bits, cold_tokens;    // type: of hot numbers
+};
 
 // Tiles: where the code of pair-row k (0 to 3) and word w = 2 * column + parity lies in a block of
 // 128. Four bits: bits 4k to 4k + 3 of word w. Eight bits: this byte.

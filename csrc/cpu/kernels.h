@@ -5,20 +5,16 @@
 #include <stdint.h>
 
 #include "../page_format.h"
+#include "../policies.h"
 
 namespace entropykv {
 
 constexpr int kMaxRows = 64; // query rows (tokens x heads of a group) that are worked on together
 constexpr int kMaxTokens = 128; // tokens of a piece: what one softmax step takes in
-constexpr int kMaxHead = 256;   // largest head size
 constexpr int kSplit = 1024;    // tokens of a split, the unit of parallel work and of merging
 
-// One layer's cache, and how its cold pages are stored.
-struct Cache {
+struct Cache : Geometry {
   uint8_t* data;
-  int64_t page_bytes, head_bytes; // of all heads of a page, of one
-  int heads, head_size, page;     // page: tokens of a hot one
-  int type, bits, cold_tokens;
 };
 
 static inline uint8_t* head_of(const Cache& cache, int64_t page, int head) {
@@ -58,8 +54,6 @@ struct Work {
 struct Partial {
   float *max, *sum, *acc;
 };
-
-enum Policy { kEntropykv, kNorm, kKnorm, kKeydiff, kRandom, kPosition };
 
 struct Kernels {
   const char* name;

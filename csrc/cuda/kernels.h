@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../page_format.h"
+#include "../policies.h"
 
 namespace entropykv::cuda {
 
@@ -12,21 +13,15 @@ namespace entropykv::cuda {
 #endif
 
 constexpr int kMaxLayers = EKV_MAX_LAYERS; // of a launch: their addresses are kernel parameters
-constexpr int kMaxHead = 256;
-constexpr int kThreads = 256; // of every block
+constexpr int kThreads = 256;              // of every block
 
 // How a page stores its numbers; the first three as `Type`.
 enum Format { kHot32 = kFloat32, kHotB16 = kBFloat16, kHot16 = kFloat16, kCold8, kCold4 };
 
-enum Policy { kEntropykv, kNorm, kKnorm, kKeydiff, kRandom, kPosition };
-
 // The caches of some layers of one shape.
-struct Pages {
+struct Pages : Geometry {
   uint8_t* cache[kMaxLayers];
-  int64_t page_bytes, head_bytes; // of all heads of a page, of one
-  int layers, heads, head_size;
-  int page, type;        // tokens of a hot page, and the type of its numbers
-  int bits, cold_tokens; // of the cold pages that are written
+  int layers;
 };
 
 // Moves of one shape on all of the layers. Rows are all (layer, move, head), in this order.

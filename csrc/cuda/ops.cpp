@@ -11,12 +11,12 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../stable_checks.h"
 #include "kernels.h"
 
 #ifdef EKV_EMULATED
@@ -65,15 +65,6 @@ void check(const char* error) {
   STD_TORCH_CHECK(!error, "entropykv: CUDA says: ", error);
 }
 
-int type_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-  case ScalarType::Float: return kFloat32;
-  case ScalarType::BFloat16: return kBFloat16;
-  case ScalarType::Half: return kFloat16;
-  default: STD_TORCH_CHECK(false, "entropykv: tensors must be float32, bfloat16 or float16");
-  }
-}
-
 void check_device(const Tensor& t, const Tensor& cache, const char* name) {
   STD_TORCH_CHECK(t.device() == cache.device(), "entropykv: ", name,
                   " must be on the device of the cache");
@@ -86,43 +77,12 @@ const int64_t* integers(const Tensor& t, const Tensor& cache, int64_t dim, const
   return static_cast<const int64_t*>(t.const_data_ptr());
 }
 
-// Whether the step from head to head, dimension 1, is that many elements. The stride of a dimension
-// of one is any number.
-bool heads_are_apart(const Tensor& t, int64_t elements) {
-  return t.size(1) == 1 || t.stride(1) == elements;
-}
-
 // The address of a tensor whose rows are `step` bytes apart; vectors of 16 bytes must fit.
 uint8_t* aligned(const Tensor& t, int64_t step, const char* name) {
   auto* data = static_cast<uint8_t*>(t.mutable_data_ptr());
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % 16 == 0 && step % 16 == 0,
                   "entropykv: ", name, " must begin at multiples of 16 bytes");
   return data;
-}
-
-Pages pages_of(const Tensor& t, int64_t bits) {
-  STD_TORCH_CHECK(
-      t.dim() == 4 && t.stride(3) == 1 && t.stride(2) == t.size(3) &&
-          heads_are_apart(t, t.size(2) * t.size(3)),
-      "entropykv: a cache is [pages, heads, page, 2 * head size], each page contiguous");
-  STD_TORCH_CHECK(bits == 16 || bits == 8 || bits == 4,
-                  "entropykv: cold pages have 16, 8 or 4 bits, not ", bits);
-  Pages p{};
-  p.type = type_of(t);
-  p.heads = int(t.size(1));
-  p.page = int(t.size(2));
-  p.head_size = int(t.size(3) / 2);
-  STD_TORCH_CHECK(
-      p.head_size % 16 == 0 && p.head_size <= kMaxHead && p.page % kTile == 0,
-      "entropykv: head sizes are multiples of 16 up to 256 and pages of 16 tokens, not ",
-      p.head_size, " and ", p.page);
-  p.head_bytes = head_bytes(p.head_size, p.page, item_bytes(p.type));
-  p.page_bytes = t.stride(0) * item_bytes(p.type);
-  p.bits = int(bits);
-  p.cold_tokens = capacity(p.head_size, p.page, item_bytes(p.type), p.bits);
-  STD_TORCH_CHECK(p.cold_tokens > 0, "entropykv: pages of ", p.page, " tokens are too small for ",
-                  bits, " bits");
-  return p;
 }
 
 bool alike(const Tensor& a, const Tensor& b) {
@@ -141,7 +101,7 @@ void check_alike(const std::vector<Tensor>& tensors, const char* name) {
 // -- write --
 
 void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Tensor& slots) {
-  const Pages p = pages_of(cache, 16);
+  const Geometry p = geometry_of(cache, 16);
   Write w{};
   w.type = type_of(key);
   for (const Tensor* t : {&key, &value}) {
@@ -172,15 +132,6 @@ void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Te
 
 // -- collapse and drop --
 
-int policy_of(const std::string& name) {
-  static const std::map<std::string, int> names = {
-      {"entropykv", kEntropykv}, {"norm", kNorm},     {"knorm", kKnorm},    {"keydiff", kKeydiff},
-      {"random", kRandom},       {"sink", kPosition}, {"window", kPosition}};
-  const auto found = names.find(name);
-  STD_TORCH_CHECK(found != names.end(), "entropykv: unknown policy ", name);
-  return found->second;
-}
-
 // A call: its moves on all layers, of which parts are launched.
 struct Call {
   Moves moves{};
@@ -194,7 +145,7 @@ struct Call {
     STD_TORCH_CHECK(!caches.empty(), "entropykv: no layers");
     check_alike(caches, "caches");
     Moves& m = moves;
-    m.pages = pages_of(caches[0], bits);
+    static_cast<Geometry&>(m.pages) = geometry_of(caches[0], bits);
     STD_TORCH_CHECK(from_bits == 16 || from_bits == bits, "entropykv: pages of ", from_bits,
                     " bits cannot become pages of ", bits);
     m.src = integers(src, caches[0], 2, "src");

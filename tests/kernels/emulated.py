@@ -49,7 +49,7 @@ def load():
     library = build(
         *arguments,
         sources=sources,
-        depends=[*headers, CUDA.parent / "page_format.h"],
+        depends=[*headers, *CUDA.parent.glob("*.h")],
         libraries=["torch", "torch_cpu", "c10"],
     )
     torch.ops.load_library(library)

@@ -405,6 +405,7 @@ REFUSED = [
     ({"caches": [PAGE.double()]}, "float32, bfloat16 or float16"),
     ({"caches": [PAGE[..., :-8]]}, "each page contiguous"),
     ({"caches": [torch.zeros(3, 2, 16, 16)]}, "multiples of 16"),
+    ({"caches": [torch.zeros(3, 2, 16, 33)]}, "multiples of 16"),
     ({"caches": [ODD]}, "16 bytes"),
     ({"src": torch.tensor([[1]], dtype=torch.int32)}, "src must be contiguous, int64"),
     ({"dst": torch.tensor([[1, 2]])}, "a move makes pages fewer"),
