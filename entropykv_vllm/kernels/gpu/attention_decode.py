@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from entropykv_vllm.kernels.gpu.attention_tiles import TILE, over_cold, over_hot
+from entropykv_vllm.kernels.gpu.attention_tiles import TILE, over_pages
 from entropykv_vllm.kernels.gpu.launch import dot_type, format_of, kind_of, units
 
 #: Splits of a request that the workspace has room for, unless the caller says otherwise.
@@ -205,64 +205,32 @@ def split_attention(
     low = tl.load(mine, mask=here, other=0).to(tl.float32)
     high = tl.load(mine + HALF_SIZE, mask=here, other=0).to(tl.float32)
 
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    bias = tl.zeros([ROWS], tl.float32)
-    sum_low = tl.zeros([HALF, ROWS], tl.float32)
-    sum_high = tl.zeros([HALF, ROWS], tl.float32)
-    stride = page_stride.to(tl.int64)
-    ids = table + request.to(tl.int64) * table_stride
-    base = cache + head.to(tl.int64) * head_stride
-    if BITS < 16:
-        SIZE: tl.constexpr = KIND.primitive_bitwidth // 8
-        top, total, bias, sum_low, sum_high = over_cold(
-            low,
-            high,
-            top,
-            total,
-            bias,
-            sum_low,
-            sum_high,
-            base.to(tl.pointer_type(tl.uint8)),
-            ids,
-            first,
-            tl.minimum(last, old),
-            stride * SIZE,
-            unit,
-            softcap,
-            BITS,
-            CAPACITY,
-            GROUP,
-            HEAD_SIZE,
-            HALF,
-            CAPPED,
-            KIND,
-            DOT,
-        )
-        ids += pages
-    top, total, bias, sum_low, sum_high = over_hot(
+    top, total, sum_low, sum_high = over_pages(
         low,
         high,
-        top,
-        total,
-        bias,
-        sum_low,
-        sum_high,
-        base,
-        ids,
+        cache + head.to(tl.int64) * head_stride,
+        table + request.to(tl.int64) * table_stride,
+        pages,
+        first,
+        tl.minimum(last, old),
         tl.maximum(first - old, 0) * TILE,
         tl.minimum((last - old) * TILE, new),
         new,
         row,
-        stride,
+        page_stride,
         unit,
         softcap,
+        BITS,
         PAGE,
+        CAPACITY,
+        GROUP,
         HEAD_SIZE,
         HALF,
         TILE,
+        ROWS,
         False,
         CAPPED,
+        KIND,
         DOT,
     )
 
@@ -272,8 +240,8 @@ def split_attention(
     tl.store(tops + at, top, mask=used)
     tl.store(totals + at, total, mask=used)
     mine = sums + at[None, :] * HEAD_SIZE + channel[:, None]
-    tl.store(mine, sum_low + bias[None, :], mask=here)
-    tl.store(mine + HALF_SIZE, sum_high + bias[None, :], mask=here)
+    tl.store(mine, sum_low, mask=here)
+    tl.store(mine + HALF_SIZE, sum_high, mask=here)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from entropykv_vllm.kernels.gpu.attention_tiles import TILE, over_cold, over_hot
+from entropykv_vllm.kernels.gpu.attention_tiles import TILE, over_pages
 from entropykv_vllm.kernels.gpu.launch import dot_type, format_of, interpreted, kind_of, units
 
 #: Query rows of a program: tokens times the query heads of a KV head.
@@ -125,65 +125,33 @@ def attend_blocks(
         tokens += pages * PAGE
     position = tokens - new + token
     seen = tl.minimum(tokens, tokens - new + (block + 1) * BLOCK)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    bias = tl.zeros([ROWS], tl.float32)
-    sum_low = tl.zeros([HALF, ROWS], tl.float32)
-    sum_high = tl.zeros([HALF, ROWS], tl.float32)
-    stride = page_stride.to(tl.int64)
-    ids = table + request.to(tl.int64) * table_stride
-    base = cache + head.to(tl.int64) * head_stride
-    if BITS < 16:
-        TILES: tl.constexpr = (CAPACITY + GROUP - 1) // GROUP
-        SIZE: tl.constexpr = KIND.primitive_bitwidth // 8
-        top, total, bias, sum_low, sum_high = over_cold(
-            low,
-            high,
-            top,
-            total,
-            bias,
-            sum_low,
-            sum_high,
-            base.to(tl.pointer_type(tl.uint8)),
-            ids,
-            0,
-            pages * TILES,
-            stride * SIZE,
-            unit,
-            softcap,
-            BITS,
-            CAPACITY,
-            GROUP,
-            HEAD_SIZE,
-            HALF,
-            CAPPED,
-            KIND,
-            DOT,
-        )
-        ids += pages
-    top, total, bias, sum_low, sum_high = over_hot(
+    TILES: tl.constexpr = (CAPACITY + GROUP - 1) // GROUP
+    top, total, sum_low, sum_high = over_pages(
         low,
         high,
-        top,
-        total,
-        bias,
-        sum_low,
-        sum_high,
-        base,
-        ids,
+        cache + head.to(tl.int64) * head_stride,
+        table + request.to(tl.int64) * table_stride,
+        pages,
+        0,
+        pages * TILES,
         0,
         seen,
         tokens,
         position,
-        stride,
+        page_stride,
         unit,
         softcap,
+        BITS,
         PAGE,
+        CAPACITY,
+        GROUP,
         HEAD_SIZE,
         HALF,
         TILE,
+        ROWS,
         True,
         CAPPED,
+        KIND,
         DOT,
     )
 
@@ -192,10 +160,9 @@ def attend_blocks(
         new_top = tl.maximum(top, sink)
         factor = tl.exp2(top - new_top)
         total = total * factor + tl.exp2(sink - new_top)
-        bias *= factor
         sum_low *= factor[None, :]
         sum_high *= factor[None, :]
     share = (1 / total)[None, :]
     mine = output + (at * output_stride + head_row * output_head_stride)[None, :] + channel[:, None]
-    tl.store(mine, (sum_low + bias[None, :]) * share, mask=here)
-    tl.store(mine + HALF_SIZE, (sum_high + bias[None, :]) * share, mask=here)
+    tl.store(mine, sum_low * share, mask=here)
+    tl.store(mine + HALF_SIZE, sum_high * share, mask=here)

@@ -258,3 +258,107 @@ def over_hot(
         sum_low = tl.dot(value_low, weights, sum_low * factor[None, :], input_precision="ieee")
         sum_high = tl.dot(value_high, weights, sum_high * factor[None, :], input_precision="ieee")
     return top, total, bias, sum_low, sum_high
+
+
+@triton.jit
+def over_pages(
+    low,
+    high,
+    head,
+    ids,
+    cold,
+    first_tile,
+    last_tile,
+    first,
+    last,
+    tokens,
+    position,
+    page_stride,
+    unit,
+    softcap,
+    BITS: tl.constexpr,
+    PAGE: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    CAPPED: tl.constexpr,
+    KIND: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """The softmax of some query rows over a request's cold pages, if any are quantized, and hot.
+
+    Args:
+        head: pointer to the KV head in page 0, of the cache's type.
+        ids: int32 pointer to the request's pages: ``cold`` quantized ones, then hot ones.
+        first_tile: and ``last_tile``, of the quantized pages.
+        first: and ``last``, of the hot tokens, of which there are ``tokens``.
+        page_stride: numbers from page to page.
+        low: this and the rest as in `over_cold` and `over_hot`.
+
+    Returns:
+        Float32 ``[rows]``: the largest logits, in base 2, and the sums of weights. ``[HALF, rows]``
+        twice: the weighted sums of both halves of the values.
+    """
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    bias = tl.zeros([ROWS], tl.float32)
+    sum_low = tl.zeros([HALF, ROWS], tl.float32)
+    sum_high = tl.zeros([HALF, ROWS], tl.float32)
+    stride = page_stride.to(tl.int64)
+    if BITS < 16:
+        SIZE: tl.constexpr = KIND.primitive_bitwidth // 8
+        top, total, bias, sum_low, sum_high = over_cold(
+            low,
+            high,
+            top,
+            total,
+            bias,
+            sum_low,
+            sum_high,
+            head.to(tl.pointer_type(tl.uint8)),
+            ids,
+            first_tile,
+            last_tile,
+            stride * SIZE,
+            unit,
+            softcap,
+            BITS,
+            CAPACITY,
+            GROUP,
+            HEAD_SIZE,
+            HALF,
+            CAPPED,
+            KIND,
+            DOT,
+        )
+        ids += cold
+    top, total, bias, sum_low, sum_high = over_hot(
+        low,
+        high,
+        top,
+        total,
+        bias,
+        sum_low,
+        sum_high,
+        head,
+        ids,
+        first,
+        last,
+        tokens,
+        position,
+        stride,
+        unit,
+        softcap,
+        PAGE,
+        HEAD_SIZE,
+        HALF,
+        TILE,
+        CAUSAL,
+        CAPPED,
+        DOT,
+    )
+    return top, total, sum_low + bias[None, :], sum_high + bias[None, :]
