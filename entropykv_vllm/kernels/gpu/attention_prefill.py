@@ -15,9 +15,16 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from entropykv_vllm.kernels.gpu.attention_tiles import TILE, over_pages
-from entropykv_vllm.kernels.gpu.launch import dot_type, format_of, interpreted, kind_of, units
+from entropykv_vllm.kernels.gpu.launch import (
+    dot_type,
+    format_of,
+    interpreted,
+    is_turing,
+    kind_of,
+    units,
+)
 
-#: Query rows of a program: tokens times the query heads of a KV head.
+#: Query rows of a program, at most: tokens times the query heads of a KV head.
 ROWS = 64
 
 
@@ -41,8 +48,8 @@ def prefill(
         longest: no request has more new tokens than this; the rest as there.
     """
     heads, query_heads = cache.shape[1], query.shape[1]
-    queries = query_heads // heads
-    rows = max(next_power_of_2(queries), 16 if interpreted() else ROWS)
+    queries, layout = query_heads // heads, format_of(cache, bits)
+    rows = rows_of(queries, layout["HALF"], is_turing(cache.device))
     attend_blocks[cdiv(longest, rows // queries), heads, len(cold)](
         query,
         cache,
@@ -57,7 +64,7 @@ def prefill(
         *cache.stride()[:2],
         table.stride(0),
         *units(scale, softcap),
-        **format_of(cache, bits),
+        **layout,
         TILE=TILE,
         QUERIES=queries,
         ROWS=rows,
@@ -67,6 +74,21 @@ def prefill(
         num_warps=8,
         num_stages=2,
     )
+
+
+def rows_of(queries: int, half: int, turing: bool) -> int:
+    """Query rows of a program, at least the query heads of a KV head.
+
+    Half as many for heads above 128 channels, and on Turing: so tiles fit the shared memory (64 KB
+    there, 99 KB on the smaller of later cards), and sums the registers.
+
+    Args:
+        queries: query heads of a KV head.
+        half: channels of half a head, padded.
+        turing: whether the GPU is of that generation.
+    """
+    rows = ROWS // (2 if half > 64 else 1) // (2 if turing else 1)
+    return max(next_power_of_2(queries), 16 if interpreted() else rows)
 
 
 @triton.jit

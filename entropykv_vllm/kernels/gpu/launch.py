@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter: on CPUs, in numpy, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=8)
+def is_turing(device: torch.device) -> bool:
+    """Whether it is a GPU before Ampere, with 64 KB of shared memory."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

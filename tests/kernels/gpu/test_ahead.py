@@ -83,12 +83,23 @@ LARGE = {
     "sum-units": of_moves(token_scores.sum_units, 4, "entropykv"),
     "copy": of_moves(pages.copy_heads, 4),
 }
+WIDE = {
+    "decode-4-256-16": of_attention(DECODE, 4, 256, 16),
+    "decode-16-256-16": of_attention(DECODE, 16, 256, 16),
+    "prefill-4-256": of_attention(PREFILL, 4, 256),
+    "prefill-8-256": of_attention(PREFILL, 8, 256, 8),
+    "prefill-16-256-16": of_attention(PREFILL, 16, 256, 16),
+}
+#: Bytes of shared memory that a program may have.
+SHARED = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 #: What runs for each token, or reads all pages of a move: none of it may spill.
 TIGHT = ("decode", "pack", "measure")
 
 
 def cases():
-    for capability, some in [(75, SMALL), (80, SMALL | LARGE), (90, SMALL | LARGE), (100, SMALL)]:
+    sets = {75: SMALL | WIDE, 80: SMALL | LARGE, 89: WIDE, 90: SMALL | LARGE | WIDE, 100: SMALL}
+    sets[120] = WIDE
+    for capability, some in sets.items():
         for name, launch in some.items():
             yield pytest.param(capability, name, *launch, id=f"sm_{capability}-{name}")
 
@@ -102,10 +113,11 @@ def _no_cache(monkeypatch, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("capability", "name", "kernel", "launch"), [*cases()])
 def test_compiles(capability, name, kernel, launch, monkeypatch, tmp_path):
-    # sm_75 has no arithmetic on bfloat16.
     for other in {x for x, _ in (SMALL | LARGE).values()} - {kernel}:
         Recorder(monkeypatch, other)
+    monkeypatch.setattr(attention_prefill, "is_turing", lambda device: capability < 80)
     recorder = Recorder(monkeypatch, kernel)
+    # sm_75 has no arithmetic on bfloat16.
     launch(torch.float16 if capability < 80 else torch.bfloat16)
     made = recorder.compile(capability, tmp_path)
     print(
@@ -114,5 +126,6 @@ def test_compiles(capability, name, kernel, launch, monkeypatch, tmp_path):
     )
     print(f" {made.shared} of shared memory")
     assert made.cubin[:4] == b"\x7fELF"
+    assert made.shared <= SHARED[capability]
     if capability in (80, 90) and name.startswith(TIGHT):
         assert made.stack == 0
