@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu_check: error: torch sees no CUDA device here", file=sys.stderr)
         return 2
+    if (index := torch.device(args.device).index) is not None:
+        torch.cuda.set_device(index)
     if args.arch:
         print("{}{}".format(*torch.cuda.get_device_capability()))
         return 0
@@ -54,12 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds = kernels.found(args.device)
     if args.only != "speed":
         report["checks"] = check(args.device, kinds, args.small)
+        save(report, args.out)
     if args.only != "checks":
         report |= measure(args.device, kinds, args.small)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
+        save(report, args.out)
     wrong = [c for c in report.get("checks", []) if not c["right"]]
     return 1 if wrong else 0
+
+
+def save(report: dict[str, Any], out: Path) -> None:
+    """Write what there is so far; what comes after the checks may break off."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -135,14 +143,19 @@ def prefill_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def _best(row: dict[str, Any]) -> float | None:
+    """Seconds of the fastest baseline, if one ran."""
+    return min((row["baseline"] or {}).values(), default=None)
+
+
 def _case(row: dict[str, Any]) -> list[str]:
-    best = min(row["baseline"].values(), default=None)
+    best, missing = _best(row), "no memory" if row["baseline"] is None else "none ran"
     case = [row["shape"], str(row["requests"]), str(row["tokens"])]
-    return [*case, "no memory" if best is None else f"{1e3 * best:.3f}"]
+    return [*case, missing if best is None else f"{1e3 * best:.3f}"]
 
 
 def _formats(row: dict[str, Any]) -> list[str]:
-    best = min(row["baseline"].values(), default=None)
+    best = _best(row)
     cells = []
     for bits in speed.BITS:
         if (mine := row.get(f"{bits} bits")) is None:

@@ -24,30 +24,53 @@ Row = dict[str, Any]
 
 
 def decode(shape: Shape, requests: int, tokens: int, device: str, bandwidth: float) -> Row:
-    """Attention of one new token a request; `None` where the memory is too small."""
+    """Attention of one new token a request, and beside it `_baseline`'s.
+
+    A format for which the memory is too small is left out.
+    """
     row: Row = {"shape": str(shape), "requests": requests, "tokens": tokens}
-    baseline = _within(_dense, shape, requests, tokens, 1, device)
-    row["baseline"] = {name: seconds(call, device) for name, call in baseline or ()}
-    del baseline
+    row |= _baseline(shape, requests, tokens, 1, device)
     for bits in BITS:
-        held = _within(full_requests, shape, bits, requests, tokens, WINDOW, device)
-        if held is not None:
-            spent = seconds(graphed(_ours(held), device), device)
-            limit = bytes_read(held, shape) / bandwidth
-            row[f"{bits} bits"] = {"seconds": spent, "of limit": limit / spent}
+        size = shape, bits, requests, tokens
+        if found := _within(_decode, *size, device, bandwidth):
+            row[f"{bits} bits"] = found
     return row
+
+
+def _decode(
+    shape: Shape, bits: int, requests: int, tokens: int, device: str, bandwidth: float
+) -> Row:
+    held = full_requests(shape, bits, requests, tokens, WINDOW, device)
+    spent = seconds(graphed(_ours(held), device), device)
+    return {"seconds": spent, "of limit": bytes_read(held, shape) / bandwidth / spent}
 
 
 def prefill(shape: Shape, tokens: int, queries: int, device: str) -> Row:
-    """Attention of the last tokens of one prompt."""
+    """Attention of the last tokens of one prompt; as `decode`."""
     row: Row = {"shape": str(shape), "requests": 1, "tokens": tokens, "queries": queries}
-    baseline = _within(_dense, shape, 1, tokens, queries, device)
-    row["baseline"] = {name: seconds(call, device) for name, call in baseline or ()}
+    row |= _baseline(shape, 1, tokens, queries, device)
     for bits in BITS:
-        window = queries + WINDOW
-        held = full_requests(shape, bits, 1, tokens, window, device, queries)
-        row[f"{bits} bits"] = {"seconds": seconds(_ours(held), device)}
+        if found := _within(_prefill, shape, bits, tokens, queries, device):
+            row[f"{bits} bits"] = found
     return row
+
+
+def _prefill(shape: Shape, bits: int, tokens: int, queries: int, device: str) -> Row:
+    held = full_requests(shape, bits, 1, tokens, queries + WINDOW, device, queries)
+    return {"seconds": seconds(_ours(held), device)}
+
+
+def _baseline(shape: Shape, requests: int, tokens: int, queries: int, device: str) -> Row:
+    """``baseline``: seconds by name, None where the memory is too small for the tokens.
+
+    ``baseline failed``: why others did not run, by name; not there if none failed.
+    """
+    found = _within(_dense, shape, requests, tokens, queries, device)
+    if found is None:
+        return {"baseline": None}
+    calls, failed = found
+    row: Row = {"baseline": {name: seconds(call, device) for name, call in calls.items()}}
+    return row | ({"baseline failed": failed} if failed else {})
 
 
 def _within(make: Callable[..., Any], *arguments: Any) -> Any:
@@ -70,8 +93,12 @@ def _ours(held: Requests) -> Call:
 
 def _dense(
     shape: Shape, requests: int, tokens: int, queries: int, device: str
-) -> list[tuple[str, Call]]:
-    """Calls over the same tokens, dense and in bfloat16, which is more than a server could have."""
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """Calls over the same tokens, dense and in bfloat16, which is more than a server could have.
+
+    Returns:
+        Those that run, and why the others do not, by name.
+    """
     half: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
     size = requests, shape.kv_heads, tokens, shape.head_size
     keys, values = (torch.randn(size, **half) for _ in range(2))
@@ -80,14 +107,15 @@ def _dense(
         _torch_decode(query, keys, values) if queries == 1 else _torch_prefill(query, keys, values)
     )
     calls |= _libraries(query, keys, values)
-    found = []
+    found, failed = {}, {}
     for name, call in calls.items():
         try:
             call()
-            found.append((name, graphed(call, device) if queries == 1 else call))
+            found[name] = graphed(call, device) if queries == 1 else call
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            print(f"  {name} does not run here: {str(error).splitlines()[0]}")
-    return found
+            failed[name] = (str(error) or type(error).__name__).splitlines()[0]
+            print(f"  {name} does not run here: {failed[name]}")
+    return found, failed
 
 
 def _torch_decode(query: Tensor, keys: Tensor, values: Tensor) -> dict[str, Call]:

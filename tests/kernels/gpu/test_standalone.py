@@ -35,3 +35,16 @@ def test_a_python_without_torch_is_named_in_one_sentence():
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith(f"gpu_check: error: {sys.executable} has no torch: name")
     assert found.stderr.count("\n") == 1
+
+
+def test_the_device_is_the_one_that_is_named(capsys, monkeypatch):
+    from entropykv_vllm.evaluation.gpu_check import command
+
+    current = [0]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_device", lambda index: current.__setitem__(0, index))
+    found = {0: (9, 0), 1: (8, 6)}
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: found[current[0]])
+    assert command.main(["--arch"]) == 0
+    assert command.main(["--arch", "--device", "cuda:1"]) == 0
+    assert capsys.readouterr().out == "90\n86\n"

@@ -3,9 +3,10 @@
 
 import json
 
+import pytest
 import torch
 
-from entropykv_vllm.evaluation.gpu_check import checks, command, kernels
+from entropykv_vllm.evaluation.gpu_check import checks, command, kernels, speed
 
 
 def test_all_of_it_runs(tmp_path, capsys):
@@ -35,3 +36,52 @@ def test_a_wrong_kernel_is_found(monkeypatch):
     }
     assert found
     assert all(found.values())
+
+
+def refuse(*arguments):
+    raise NotImplementedError("no such kernel\nfor this card")
+
+
+def no_room(*arguments):
+    raise torch.cuda.OutOfMemoryError("out of memory")
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_a_baseline_that_does_not_run_is_told_from_one_without_memory(monkeypatch, queries):
+    (shape,) = checks.FEW.shapes
+    monkeypatch.setattr(speed, "_libraries", lambda *arguments: {})
+    for name in ("_torch_decode", "_torch_prefill"):
+        monkeypatch.setattr(speed, name, lambda *arguments: {"sdpa": refuse})
+
+    def measured():
+        if queries == 1:
+            row = speed.decode(shape, 1, 288, "cpu", 1e9)
+            return row, command.decode_table([row])
+        row = speed.prefill(shape, 288, queries, "cpu")
+        return row, command.prefill_table([row])
+
+    row, table = measured()
+    assert row["baseline"] == {}
+    assert row["baseline failed"] == {"sdpa": "no such kernel"}
+    assert "none ran" in table
+    assert "no memory" not in table
+
+    monkeypatch.setattr(speed, "_dense", no_room)
+    row, table = measured()
+    assert row["baseline"] is None
+    assert "baseline failed" not in row
+    assert table.count("no memory") == 1
+
+    monkeypatch.setattr(speed, "full_requests", no_room)
+    row, table = measured()
+    assert not [name for name in row if name.endswith(" bits")]
+    assert table.count("no memory") == 4
+
+
+def test_checks_are_kept_if_the_measurements_break_off(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "check", lambda *arguments: [{"check": "one", "right": False}])
+    monkeypatch.setattr(command, "measure", refuse)
+    out = tmp_path / "new" / "report.json"
+    with pytest.raises(NotImplementedError):
+        command.main(["--device", "cpu", "--small", "--out", str(out)])
+    assert json.loads(out.read_text())["checks"] == [{"check": "one", "right": False}]
