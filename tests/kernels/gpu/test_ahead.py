@@ -92,7 +92,7 @@ WIDE = {
 }
 #: Bytes of shared memory that a program may have.
 SHARED = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-#: What runs for each token, or reads all pages of a move: none of it may spill.
+#: What runs for each token, or reads all pages of a move: none of it may spill, but for WIDE.
 TIGHT = ("decode", "pack", "measure")
 
 
@@ -127,5 +127,5 @@ def test_compiles(capability, name, kernel, launch, monkeypatch, tmp_path):
     print(f" {made.shared} of shared memory")
     assert made.cubin[:4] == b"\x7fELF"
     assert made.shared <= SHARED[capability]
-    if capability in (80, 90) and name.startswith(TIGHT):
+    if capability in (80, 90) and name.startswith(TIGHT) and name not in WIDE:
         assert made.stack == 0
