@@ -33,7 +33,7 @@ def pack(caches: Sequence[Tensor], src: Tensor, best: Tensor, from_bits: int, bi
     pages = kept // new["CAPACITY"]
     packed = new_packed(caches, moves * pages)
     tiles = cdiv(new["CAPACITY"], new["GROUP"])
-    pack_tokens[heads, moves * pages * tiles, layers](
+    pack_tokens[moves * pages * tiles * heads, layers](
         pointers_to(caches),
         src,
         best,
@@ -45,6 +45,7 @@ def pack(caches: Sequence[Tensor], src: Tensor, best: Tensor, from_bits: int, bi
         **new,
         FROM_BITS=from_bits,
         FROM_CAPACITY=old["CAPACITY"],
+        HEADS=heads,
         KIND=kind_of(caches[0].dtype),
         num_warps=4,
     )
@@ -70,20 +71,21 @@ def pack_tokens(
     HALF: tl.constexpr,
     FROM_BITS: tl.constexpr,
     FROM_CAPACITY: tl.constexpr,
+    HEADS: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """A group of 64 tokens of a page of one head: ``[heads, pages * groups, layers]`` programs."""
+    """A group of 64 tokens of a page of one head: ``[pages * groups * heads, layers]`` programs."""
     TILES: tl.constexpr = (CAPACITY + GROUP - 1) // GROUP
     HEAD_BYTES: tl.constexpr = PAGE * HEAD_SIZE * 2 * (KIND.primitive_bitwidth // 8)
     HALF_SIZE: tl.constexpr = HEAD_SIZE // 2
-    head, layer = tl.program_id(0), tl.program_id(2)
-    made, group = tl.program_id(1) // TILES, tl.program_id(1) % TILES
+    program, layer = tl.program_id(0), tl.program_id(1)
+    head, group, made = program % HEADS, program // HEADS % TILES, program // HEADS // TILES
     move = made // pages
 
     token = group * GROUP + tl.arange(0, GROUP)
     real = token < CAPACITY
-    all_pages = tl.num_programs(1) // TILES
-    row = (layer * (all_pages // pages) + move).to(tl.int64) * tl.num_programs(0) + head
+    all_pages = tl.num_programs(0) // (HEADS * TILES)
+    row = (layer * (all_pages // pages) + move).to(tl.int64) * HEADS + head
     chosen = tl.load(best + row * kept + (made % pages) * CAPACITY + token, mask=real, other=0)
     page = tl.load(src + move * sources + chosen // FROM_CAPACITY, mask=real, other=0)
     channel = tl.arange(0, HALF)[None, :]
@@ -103,7 +105,7 @@ def pack_tokens(
         KIND,
     )
 
-    number = (layer * all_pages + made).to(tl.int64) * tl.num_programs(0) + head
+    number = (layer * all_pages + made).to(tl.int64) * HEADS + head
     to = packed.to(tl.pointer_type(tl.uint8)) + number * HEAD_BYTES
     if BITS == 16:
         mine = to.to(tl.pointer_type(KIND)) + token[:, None] * (2 * HEAD_SIZE) + channel

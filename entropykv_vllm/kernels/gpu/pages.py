@@ -71,7 +71,7 @@ def new_packed(caches: Sequence[Tensor], pages: int) -> Tensor:
 def _copy(caches: Sequence[Tensor], pages: Tensor, packed: Tensor, out: bool) -> None:
     layers, count, heads, words = packed.shape
     cache = caches[0]
-    copy_heads[heads * cdiv(words, WORDS), count, layers](
+    copy_heads[heads * cdiv(words, WORDS) * count, layers](
         pointers_to(caches),
         pages,
         packed,
@@ -100,16 +100,18 @@ def copy_heads(
     BLOCK: tl.constexpr,
     OUT: tl.constexpr,
 ):
-    """A piece of a head of a page: ``[heads * pieces, pages, layers]`` programs."""
-    piece, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    at, layer = tl.program_id(1), tl.program_id(2)
+    """A piece of a head of a page: ``[pages * pieces * heads, layers]`` programs."""
+    PIECES: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
+    program, layer = tl.program_id(0), tl.program_id(1)
+    head, piece, at = program % HEADS, program // HEADS % PIECES, program // HEADS // PIECES
+    count = tl.num_programs(0) // (HEADS * PIECES)
     cache = tl.multiple_of(tl.load(pointers + layer).to(tl.pointer_type(tl.uint8)), 16)
     page = tl.load(pages + layer * layer_stride + at * page_stride + head * head_stride)
     word = piece * BLOCK + tl.arange(0, BLOCK)
     mine = (cache + page * page_bytes + head.to(tl.int64) * head_bytes).to(
         tl.pointer_type(tl.int64)
     )
-    copy = packed + ((layer * tl.num_programs(1) + at).to(tl.int64) * HEADS + head) * WORDS
+    copy = packed + ((layer * count + at).to(tl.int64) * HEADS + head) * WORDS
     if OUT:
         tl.store(copy + word, tl.load(mine + word, mask=word < WORDS), mask=word < WORDS)
     else:

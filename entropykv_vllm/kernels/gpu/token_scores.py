@@ -116,7 +116,7 @@ def _run(
     cache, moves, layers = caches[0], len(src), len(caches)
     layout = format_of(cache, bits)
     tiles = _tiles(caches, src, bits)
-    kernel[cache.shape[1] * tiles, moves, layers](
+    kernel[moves * tiles * cache.shape[1], layers](
         pointers_to(caches),
         src,
         found,
@@ -145,17 +145,17 @@ def load_tile(
     HEADS: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """A program's 64 tokens of a move: ``[heads * tiles, moves, layers]`` programs.
+    """A program's 64 tokens of a move.
 
     Returns:
         Low and high keys, low and high values, and the tokens' places in the move.
     """
-    tile, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    head, tile, move, _ = place_of(sources, CAPACITY, GROUP, HEADS)
     token, channel = tile * GROUP + tl.arange(0, GROUP), tl.arange(0, HALF)[None, :]
     real = token < sources * CAPACITY
-    mine = src + tl.program_id(1) * sources
+    mine = src + move * sources
     page = tl.load(mine + token // CAPACITY, mask=real, other=0)
-    cache = tl.load(pointers + tl.program_id(2)).to(tl.pointer_type(tl.uint8))
+    cache = tl.load(pointers + tl.program_id(1)).to(tl.pointer_type(tl.uint8))
     key_low, key_high, value_low, value_high = load_tokens(
         tl.multiple_of(cache, 16) + head.to(tl.int64) * head_bytes,
         page[:, None],
@@ -173,10 +173,18 @@ def load_tile(
 
 
 @triton.jit
-def row_of(HEADS: tl.constexpr):
+def place_of(sources, CAPACITY: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr):
+    """Head, tile, move and tiles of a program of ``[moves * tiles * heads, layers]``."""
+    program = tl.program_id(0)
+    tiles = tl.cdiv(sources * CAPACITY, GROUP)
+    return program % HEADS, program // HEADS % tiles, program // HEADS // tiles, tiles
+
+
+@triton.jit
+def row_of(move, head, tiles, HEADS: tl.constexpr):
     """The program's row in ``[layers, moves, heads]``."""
-    move = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    return move.to(tl.int64) * HEADS + tl.program_id(0) % HEADS
+    moves = tl.num_programs(0) // (HEADS * tiles)
+    return (tl.program_id(1) * moves + move).to(tl.int64) * HEADS + head
 
 
 @triton.jit
@@ -217,9 +225,9 @@ def sum_units(
         KIND,
     )
     inverse = (1 / clamped(length_of(low, high)))[:, None]
-    tiles = tl.num_programs(0) // HEADS
+    head, tile, move, tiles = place_of(sources, CAPACITY, GROUP, HEADS)
     channel = tl.arange(0, HALF)
-    mine = found + (row_of(HEADS) * tiles + tl.program_id(0) // HEADS) * HEAD_SIZE + channel
+    mine = found + (row_of(move, head, tiles, HEADS) * tiles + tile) * HEAD_SIZE + channel
     present = channel < HEAD_SIZE // 2
     tl.store(mine, tl.sum(low * inverse, 0), mask=present)
     tl.store(mine + HEAD_SIZE // 2, tl.sum(high * inverse, 0), mask=present)
@@ -264,9 +272,10 @@ def measure(
         HEADS,
         KIND,
     )
-    tokens = sources * CAPACITY
-    rows = tl.num_programs(2) * tl.num_programs(1) * HEADS
-    mine, real = found + row_of(HEADS) * tokens + token, token < tokens
+    head, _, move, tiles = place_of(sources, CAPACITY, GROUP, HEADS)
+    tokens, row = sources * CAPACITY, row_of(move, head, tiles, HEADS)
+    rows = tl.num_programs(0) // tiles * tl.num_programs(1)
+    mine, real = found + row * tokens + token, token < tokens
     side = rows.to(tl.int64) * tokens
     key_length = length_of(key_low, key_high)
     tl.store(mine, key_length, mask=real)
@@ -274,7 +283,7 @@ def measure(
     if anchor is not None:
         channel = tl.arange(0, HALF)
         present = channel < HEAD_SIZE // 2
-        at = anchor + row_of(HEADS) * HEAD_SIZE + channel
+        at = anchor + row * HEAD_SIZE + channel
         low = tl.load(at, mask=present, other=0)[None, :]
         high = tl.load(at + HEAD_SIZE // 2, mask=present, other=0)[None, :]
         product = tl.sum(key_low * low, 1) + tl.sum(key_high * high, 1)

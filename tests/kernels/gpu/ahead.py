@@ -43,10 +43,11 @@ class Recorder:
     """In place of a kernel's ``run``: keeps what it was launched with, and launches nothing."""
 
     def __init__(self, monkeypatch, kernel):
-        self.kernel, self.launches = kernel, []
+        self.kernel, self.launches, self.grids = kernel, [], []
         monkeypatch.setattr(kernel, "run", self._run)
 
     def _run(self, *args, grid, warmup, **kwargs):
+        self.grids.append(grid)
         options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         self.launches.append(
             (dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs, options)

@@ -129,3 +129,19 @@ def test_compiles(capability, name, kernel, launch, monkeypatch, tmp_path):
     assert made.shared <= SHARED[capability]
     if capability in (80, 90) and name.startswith(TIGHT) and name not in WIDE:
         assert made.stack == 0
+
+
+def test_moves_without_number_fit_a_grid(monkeypatch):
+    """A GPU takes 2^31 programs along the first dimension, and 65,535 along the others."""
+    moves, cache = 70_000, torch.zeros(3, 1, 16, 32)
+    src = torch.tensor([[0, 1]]).expand(moves, -1).contiguous()
+    kernels = pack.pack_tokens, pages.copy_heads, token_scores.measure, token_scores.sum_units
+    recorders = [Recorder(monkeypatch, kernel) for kernel in kernels]
+    options = "entropykv", "token", "head", 16, 16
+    # On the device moves are not looked at; these depend on each other, and none is carried out.
+    monkeypatch.setattr(collapse, "_independent", lambda src, dst: [slice(0, len(src))])
+    collapse.collapse([cache], src, src[:, :1], torch.zeros(moves).long(), *options)
+    for recorder in recorders:
+        (grid,) = recorder.grids
+        assert grid[0] >= moves
+        assert max(grid[1:]) <= 65_535
