@@ -55,8 +55,9 @@ struct Device {
   Stream stream = nullptr;
   explicit Device(const Tensor& t) : guard(t.get_device_index()) {
     STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream, "entropykv: this torch has no CUDA");
-    STABLE_TORCH_ERROR_CODE_CHECK(
-        aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+    // Checked by hand: torch's macro for it has another name in each version.
+    STD_TORCH_CHECK(!aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream),
+                    "entropykv: torch does not tell its current stream");
   }
 };
 #endif

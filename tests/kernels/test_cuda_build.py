@@ -2,11 +2,13 @@
 """What can be told of the compiled CUDA kernels without a GPU."""
 
 import importlib.util
+import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,23 @@ def test_no_kernel_keeps_numbers_on_a_stack(setup, name, which, tmp_path):
     assert len(found) == done.stderr.count("Compiling entry function") > 0
     assert not [spilled for _, spilled in found if spilled]
     assert max(registers for registers, _ in found) <= 128
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a compiler")
+@pytest.mark.parametrize("source", ["csrc/ops.cpp", "csrc/cuda/ops.cpp"])
+def test_the_bindings_compile_against_torch(setup, source):
+    """Another torch's than the one installed, if ENTROPYKV_TORCH_HEADERS is its include folder."""
+    import torch.utils.cpp_extension as torch_build
+
+    paths = torch_build.include_paths()
+    if other := os.environ.get("ENTROPYKV_TORCH_HEADERS"):
+        paths = [other, f"{other}/torch/csrc/api/include"]
+    command = ["g++", *setup["FLAGS"], "-fsyntax-only", str(ROOT / source)]
+    command += [f"-D{name}={value}" for name, value in setup["STABLE_ABI"]]
+    command += [f"-isystem{path}" for path in (*paths, sysconfig.get_paths()["include"])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 def test_a_report_of_spills_is_understood():
