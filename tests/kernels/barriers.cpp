@@ -47,7 +47,7 @@ std::string message;
 } // namespace
 
 // What goes wrong, or nothing.
-extern "C" const char* run(const char* name, int blocks, int* out) {
+extern "C" const char* run(const char* name, int blocks, int shared, int* out) {
   const std::string wanted = name;
   auto* kernel = wanted == "reverse"             ? reverse<true>
                  : wanted == "forgets a barrier" ? reverse<false>
@@ -57,7 +57,7 @@ extern "C" const char* run(const char* name, int blocks, int* out) {
                  : wanted == "overrun"           ? overrun
                                                  : misalign;
   try {
-    EKV_LAUNCH(kernel, blocks, kThreads * sizeof(int), nullptr, out);
+    EKV_LAUNCH(kernel, blocks, size_t(shared), nullptr, out);
     return "";
   } catch (const std::runtime_error& error) {
     message = error.what();

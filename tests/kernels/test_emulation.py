@@ -11,6 +11,7 @@ from tests.kernels.emulated import EMULATION, build
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs a compiler")
 THREADS, SEEDS = 64, range(20)
+SHARED = 4 * THREADS
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def results(library, name, blocks=1):
         room = (ctypes.c_int * (THREADS + 4))()
         out = ctypes.addressof(room) + -ctypes.addressof(room) % 16
         library.emulation_seed(ctypes.c_uint64(seed))
-        assert library.run(name.encode(), blocks, ctypes.c_void_p(out)) == b""
+        assert library.run(name.encode(), blocks, SHARED, ctypes.c_void_p(out)) == b""
         found.append(list((ctypes.c_int * THREADS).from_address(out)))
     return found
 
@@ -59,4 +60,11 @@ def test_blocks_that_rely_on_their_order_are_seen(library):
 )
 def test_mistakes_have_names(library, name, message):
     out = ctypes.create_string_buffer(4 * THREADS)
-    assert message in library.run(name.encode(), 1, out).decode()
+    assert message in library.run(name.encode(), 1, SHARED, out).decode()
+
+
+@pytest.mark.parametrize(("blocks", "shared"), [(0, SHARED), (1, (48 << 10) + 1)])
+def test_what_a_gpu_would_not_start_is_seen(library, blocks, shared):
+    out = ctypes.create_string_buffer(4 * THREADS)
+    assert b"a GPU refuses" in library.run(b"reverse", blocks, shared, out)
+    assert library.run(b"reverse", 1, 48 << 10, out) == b""

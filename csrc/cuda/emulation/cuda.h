@@ -34,7 +34,8 @@ struct Place {
 };
 
 // Runs all threads of a kernel. Raises std::runtime_error where they hang, leave a barrier that
-// others wait at, write beyond their shared memory, or load vectors from odd addresses.
+// others wait at, write beyond their shared memory, or load vectors from odd addresses; and where a
+// GPU would refuse the launch: no blocks or too many, or more shared memory than there is unasked.
 void launch(int64_t blocks, int threads, size_t shared, const std::function<void()>& kernel);
 
 const Place& place();

@@ -17,6 +17,8 @@ namespace {
 constexpr size_t kStack = 64 << 10;
 constexpr size_t kFence = 4096; // bytes around the shared memory that nobody may write to
 constexpr unsigned char kGarbage = 0xFF;
+constexpr int64_t kMostBlocks = 0x7FFFFFFF;
+constexpr size_t kMostShared = 48 << 10; // more must be asked for
 
 enum State { kNew, kReady, kAtBlock, kAtWarp, kDone };
 
@@ -120,6 +122,8 @@ void check_fences(size_t shared) {
 } // namespace
 
 void launch(int64_t blocks, int threads, size_t shared, const std::function<void()>& kernel) {
+  if (blocks < 1 || blocks > kMostBlocks || shared > kMostShared)
+    throw std::runtime_error("emulated kernel: a launch that a GPU refuses");
   machine.kernel = &kernel;
   machine.error.clear();
   machine.fibers.resize(threads);

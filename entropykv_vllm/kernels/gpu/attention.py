@@ -40,7 +40,8 @@ def attention(
         cache: these and the rest as there.
 
     Raises:
-        ValueError: unknown ``bits``, or query heads that the heads do not divide.
+        ValueError: unknown ``bits``, query heads that the heads do not divide, or a workspace for
+            fewer requests or other heads.
     """
     if query.shape[1] % cache.shape[1]:
         raise ValueError(f"{query.shape[1]} query heads cannot share {cache.shape[1]} KV heads.")

@@ -84,8 +84,12 @@ def decode(
 
     Args:
         workspace: as of `new_workspace`, for at least as many requests; the rest as there.
+
+    Raises:
+        ValueError: the workspace is for fewer requests, or for other heads.
     """
     requests, (heads, query_heads) = len(cold), (cache.shape[1], query.shape[1])
+    _check_room(workspace, requests, query)
     layout, splits = format_of(cache, bits), workspace.sums.shape[2]
     length = {"SPLITS": splits, "LEAST": LEAST, "TILE": TILE}
     most = max(cdiv(layout["CAPACITY"], TILE), cdiv(layout["PAGE"], TILE)) * table.shape[1]
@@ -127,6 +131,15 @@ def decode(
         **length,
         num_warps=4,
     )
+
+
+def _check_room(workspace: Workspace, requests: int, query: Tensor) -> None:
+    room, *heads, _, size = workspace.sums.shape
+    if room < requests or [*heads, size] != [*query.shape[1:]]:
+        raise ValueError(
+            f"A workspace for {room} requests with heads {[*heads, size]} cannot serve {requests} "
+            f"requests with heads {[*query.shape[1:]]}."
+        )
 
 
 @triton.jit
