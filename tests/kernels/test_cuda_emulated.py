@@ -10,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.kernels import cuda, formats, native, reference
+from entropykv_vllm.kernels.moves import Batch
 from tests.kernels.paged import (
     DTYPES,
     GARBAGE,
@@ -395,6 +397,53 @@ def test_a_call_without_moves_writes_nothing(library):
     cuda.collapse([cache], none, none[:, :1], none[:, 0], "norm", "token", "head", 16, 16)
     cuda.drop([cache], none, none[:, :1], none[:, 0], "norm", 8)
     assert not cache.any()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("collapse", 4), ("collapse", 16), ("merge", 8), ("drop", 4), ("drop", 16)]
+)
+def test_moves_are_carried_out_by_these_kernels(kind, bits, apart, monkeypatch):
+    """As a worker has them; 16-bit pages that are dropped compete token by token."""
+    moves = pytest.importorskip("entropykv_vllm.kernels.gpu.moves")
+    ops = moves._ops
+    monkeypatch.setattr(cuda, "load", lambda: True)
+    monkeypatch.setattr(moves, "_ops", lambda on_gpu, apart: ops(True, apart))
+    assert moves.description() == "CUDA and Triton"
+    torch.manual_seed(5)
+    caches = new_caches(2, 20, 2, 32, 64, torch.bfloat16, "noise", shared=True)
+    from_bits = 16 if kind == "collapse" else bits
+    src = torch.randperm(18).view(2, 9)[:, : 9 if from_bits == 16 else 4].contiguous()
+    for cache in caches:
+        tokens = src.numel() * formats.cold_capacity(cache, from_bits)
+        fill(cache, src, from_bits, *torch.randn(2, tokens, 2, 64))
+    dst, sinks = (
+        torch.tensor([[18], [19]]) if apart else src[:, :1].contiguous(),
+        torch.tensor([3, 0]),
+    )
+    settings = EvictionConfig(policy="random")
+    expected = clones(caches)
+    for cache in expected:
+        if kind == "drop" and bits < 16:
+            reference.drop(cache, src, dst, sinks, "random", bits, order="rows")
+        else:
+            choice = "random", *settings.selection, from_bits, bits
+            reference.collapse(cache, src, dst, sinks, *choice, order="rows")
+    moves.carry_out(caches, Batch(kind, bits, src, dst, sinks), settings, apart)
+    for ours, theirs in zip(caches, expected, strict=True):
+        used = used_bytes(ours, bits)
+        written = [formats.page_bytes(x)[dst.flatten(), :, :used] for x in (ours, theirs)]
+        assert torch.equal(*written)
+
+
+def test_which_kernels_carry_out_moves(monkeypatch):
+    moves = pytest.importorskip("entropykv_vllm.kernels.gpu.moves")
+    for built in (True, False):
+        monkeypatch.setattr(cuda, "load", lambda built=built: built)
+        on_gpu, on_cpu = moves._ops(True, True), moves._ops(False, True)
+        assert on_cpu == {"collapse": moves.triton.collapse, "drop": moves.triton.drop}
+        assert (on_gpu == on_cpu) is not built
+        assert moves.description().startswith("CUDA" if built else "Triton")
 
 
 PAGE = torch.zeros(3, 2, 16, 32)

@@ -29,7 +29,7 @@ def carry_out(
     pages = batch.src, batch.dst, batch.sinks
     known = settings.policy in native.SCORES
     scores = None if known else token_scores(caches, batch.src, settings.policy, batch.bits_read)
-    ops = _ops(caches[0], apart)
+    ops = _ops(caches[0].is_cuda, apart)
     # Cold pages of 16 bits are hot pages to the kernels: their tokens compete again.
     if batch.kind == "drop" and batch.bits < 16:
         ops["drop"](caches, *pages, settings.policy, batch.bits, scores)
@@ -38,8 +38,8 @@ def carry_out(
     ops["collapse"](caches, *pages, settings.policy, *settings.selection, *bits, scores)
 
 
-def _ops(cache: Tensor, apart: bool) -> dict[str, Callable[..., None]]:
-    if cache.is_cuda and cuda.load():
+def _ops(on_gpu: bool, apart: bool) -> dict[str, Callable[..., None]]:
+    if on_gpu and cuda.load():
         return {name: partial(getattr(cuda, name), apart=apart) for name in ("collapse", "drop")}
     return {"collapse": triton.collapse, "drop": triton.drop}
 
