@@ -145,3 +145,15 @@ def test_moves_without_number_fit_a_grid(monkeypatch):
         (grid,) = recorder.grids
         assert grid[0] >= moves
         assert max(grid[1:]) <= 65_535
+
+
+def test_turing_is_known_by_its_compute_capability(monkeypatch):
+    found = {0: (7, 5), 1: (8, 0)}
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: found[device.index])
+    known = attention_prefill.is_turing.__wrapped__
+    assert [known(torch.device(x)) for x in ("cuda:0", "cuda:1", "cpu")] == [True, False, False]
+    rows = attention_prefill.rows_of
+    assert [rows(4, 64, False), rows(4, 64, True), rows(4, 128, False), rows(4, 128, True)] == [
+        *(64, 32, 32, 16)
+    ]
+    assert rows(71, 64, True) == 128

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from entropykv_vllm.evaluation.gpu_check import checks, command, kernels, speed
+from entropykv_vllm.evaluation.gpu_check import checks, clock, command, kernels, speed
 
 
 def test_all_of_it_runs(tmp_path, capsys):
@@ -36,6 +36,31 @@ def test_a_wrong_kernel_is_found(monkeypatch):
     }
     assert found
     assert all(found.values())
+
+
+def test_the_check_of_a_graph_compares_what_it_should():
+    """On a CPU the call is made anew, so it is right; what was captured is another batch."""
+    (shape,) = checks.FEW.shapes
+    assert checks._replay(shape, "cpu") <= checks.LOOSE
+
+
+def test_a_stale_graph_is_found(monkeypatch):
+    (shape,) = checks.FEW.shapes
+
+    def graphed(call, device):
+        call()
+        return lambda: None
+
+    monkeypatch.setattr(checks, "graphed", graphed)
+    assert checks._replay(shape, "cpu") > checks.LOOSE
+
+
+def test_seconds_are_the_median_of_calls_after_the_first_ones(monkeypatch):
+    spent = iter([9.0, 9.0, 0.04, 0.05, 0.01, 0.03, 0.02, 0.06])
+    calls = []
+    monkeypatch.setattr(clock, "_on_gpu", lambda call: (call(), next(spent))[1])
+    assert clock.seconds(lambda: calls.append(1), "cuda", budget=0.1, least=5) == 0.03
+    assert len(calls) == 8
 
 
 def refuse(*arguments):
