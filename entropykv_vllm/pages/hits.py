@@ -10,8 +10,12 @@ from typing import TypeVar
 from entropykv_vllm.plan.schedule import ColdPage, TierPlan, boundary, cold_pages, hot_start
 
 Page = TypeVar("Page")
-#: Returns the cached page (one per KV cache group) of a content hash, or None.
-Lookup = Callable[[bytes], Page | None]
+#: What names the content of a page: hashes in a server, anything hashable in a simulation.
+Name = TypeVar("Name")
+#: Returns the cached page (one per KV cache group) of a content's name, or None.
+Lookup = Callable[[Name], Page | None]
+#: Returns the name of a cold page from those of the request's full pages.
+Naming = Callable[[ColdPage, Sequence[Name]], Name]
 
 
 def content_hash(page: ColdPage, prefix_hashes: Sequence[bytes]) -> bytes:
@@ -24,10 +28,11 @@ def content_hash(page: ColdPage, prefix_hashes: Sequence[bytes]) -> bytes:
 
 def longest_hit(
     plan: TierPlan,
-    prefix_hashes: Sequence[bytes],
+    prefix_hashes: Sequence[Name],
     limit: int,
     alignment: int,
-    lookup: Lookup[Page],
+    lookup: Lookup[Name, Page],
+    naming: Naming[Name],
 ) -> tuple[dict[int, Page], int]:
     """The longest prefix whose exact state is cached.
 
@@ -36,17 +41,19 @@ def longest_hit(
 
     Args:
         plan: the tier.
-        prefix_hashes: vLLM's chained hash of each full page of the request.
+        prefix_hashes: the name of the prefix up to the end of each full page of the request;
+            vLLM's chained hash.
         limit: the longest hit that is of use, in tokens.
         alignment: the hit is a multiple of this many tokens.
-        lookup: finds a page by its hash.
+        lookup: finds a page by the name of its content.
+        naming: names a cold page; `content_hash`, in a server.
 
     Returns:
         The page of each table entry that is not a hole, and the length of the hit in tokens.
     """
     at = boundary(plan, limit := min(limit, len(prefix_hashes) * plan.page))
     while at >= 0:
-        pages, ceiling = _cold(plan, at, prefix_hashes, lookup)
+        pages, ceiling = _cold(plan, at, prefix_hashes, lookup, naming)
         if ceiling is None:
             end = min(limit, at + plan.interval - plan.page)
             length = _extend(plan, at, end, prefix_hashes, lookup, pages)
@@ -59,12 +66,16 @@ def longest_hit(
 
 
 def _cold(
-    plan: TierPlan, at: int, prefix_hashes: Sequence[bytes], lookup: Lookup[Page]
+    plan: TierPlan,
+    at: int,
+    prefix_hashes: Sequence[Name],
+    lookup: Lookup[Name, Page],
+    naming: Naming[Name],
 ) -> tuple[dict[int, Page], int | None]:
     """The cold pages at boundary `at`; if one is missing, the last position worth a try instead."""
     pages: dict[int, Page] = {}
     for cold in reversed(cold_pages(plan, at)):  # the newest are the likeliest to be missing
-        page = lookup(content_hash(cold, prefix_hashes))
+        page = lookup(naming(cold, prefix_hashes))
         if page is None:
             needless = plan.window + (cold.anchor + 1) * plan.page - 1
             return {}, at - 1 if cold.kind == "drop" else needless
@@ -76,8 +87,8 @@ def _extend(
     plan: TierPlan,
     at: int,
     end: int,
-    prefix_hashes: Sequence[bytes],
-    lookup: Lookup[Page],
+    prefix_hashes: Sequence[Name],
+    lookup: Lookup[Name, Page],
     pages: dict[int, Page],
 ) -> int:
     """Add the hot pages from boundary `at` on, up to `end`; the tokens covered then."""

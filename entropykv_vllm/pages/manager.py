@@ -312,6 +312,7 @@ class TierManager(SingleTypeKVCacheManager):
             max_length,
             alignment_tokens,
             lambda key: block_pool.get_cached_block(BlockHash(key), kv_cache_group_ids),
+            content_hash,
         )
         holes = [block_pool.null_block] * len(kv_cache_group_ids)
         rows = [pages.get(entry, holes) for entry in range(length // plan.page)]

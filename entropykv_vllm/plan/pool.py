@@ -8,7 +8,7 @@ entry of any of these tables is a page of the one pool, with room for that many 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -82,13 +82,17 @@ class Sliding:
         return math.ceil(tokens / self.page) - left // self.page
 
 
+#: Layers of one kind, and what a table of some of them holds.
+_Part = tuple[Sequence[int], Table]
+
+
 @dataclass(frozen=True)
 class Pool:
     """The pages of a server.
 
     Attributes:
         page_bytes: bytes of a page, that of all layers of a group.
-        tables: what each block table of a request holds.
+        tables: what each block table of a request holds, in vLLM's order.
     """
 
     page_bytes: int
@@ -130,7 +134,7 @@ def full_pool(shape: ModelShape, step_tokens: int, page: int = FULL_PAGE) -> Poo
         step_tokens: the most tokens of a step, vLLM's --max-num-batched-tokens.
         page: tokens per page.
     """
-    parts: list[tuple[int, Table]] = [(len(shape.full_layers), Whole(page))]
+    parts: list[_Part] = [(shape.full_layers, Whole(page))]
     return _pool(shape, parts, page, 2, step_tokens)
 
 
@@ -148,7 +152,7 @@ def eviction_pool(
         ValueError: if the settings do not fit the model or the page size, in words.
     """
     tiers = shape_tiers(shape, config, page, item_bytes)
-    parts: list[tuple[int, Table]] = [(len(tier.layers), Evicted(tier.plan)) for tier in tiers]
+    parts: list[_Part] = [(tier.layers, Evicted(tier.plan)) for tier in tiers]
     return _pool(shape, parts, page, item_bytes, step_tokens)
 
 
@@ -166,17 +170,19 @@ def shape_tiers(
 
 def _pool(
     shape: ModelShape,
-    parts: list[tuple[int, Table]],
+    parts: list[_Part],
     page: int,
     item_bytes: int,
     step_tokens: int,
 ) -> Pool:
     in_flight = STEPS_IN_FLIGHT * step_tokens
-    for window in sorted({window for window in shape.windows if window is not None}):
-        parts.append((shape.windows.count(window), Sliding(page, window, in_flight)))
-    parts = [(layers, table) for layers, table in parts if layers]
-    group = group_layers([layers for layers, _ in parts])
-    tables = [table for layers, table in parts for _ in range(math.ceil(layers / group))]
+    for window in {window for window in shape.windows if window is not None}:
+        layers = tuple(i for i, other in enumerate(shape.windows) if other == window)
+        parts.append((layers, Sliding(page, window, in_flight)))
+    # vLLM's order, in which pages are taken and given back.
+    parts = sorted((part for part in parts if part[0]), key=lambda part: min(part[0]))
+    group = group_layers([len(layers) for layers, _ in parts])
+    tables = [table for layers, table in parts for _ in range(math.ceil(len(layers) / group))]
     return Pool(group * page * shape.token_bytes(item_bytes), tuple(tables))
 
 

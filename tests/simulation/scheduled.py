@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own scheduler over our page managers, without a model, and what it does at each step."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from entropykv_vllm.plan.model_shape import ModelShape
+from entropykv_vllm.plan.pool import Pool
+from entropykv_vllm.simulation.job import Job
+from entropykv_vllm.simulation.memory import Memory
+from entropykv_vllm.simulation.replica import Replica
+
+MAX_LEN = 4096
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": MAX_LEN,
+    "torch_dtype": "float32",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: when it comes, in steps, its prompt, and the tokens that a model would answer."""
+
+    step: int
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass
+class Seen:
+    """All that can be seen of a step from outside, requests by their number."""
+
+    tokens: list[tuple[int, int]]
+    admitted: list[tuple[int, int]]
+    preempted: list[int]
+    held: dict[int, list[int]]
+    free: int
+    finished: list[int] = field(default_factory=list)
+    free_after: int = -1
+
+
+@dataclass(frozen=True)
+class Server:
+    """What both have in common.
+
+    Attributes:
+        plan: the tables.
+        pages: of the pool, the null page not counted.
+        ahead: whether a step is planned while another runs.
+    """
+
+    plan: Pool
+    pages: int
+    step_tokens: int
+    requests: int
+    interval: int | None
+    caching: bool = True
+    ahead: bool = False
+
+
+def replayed(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list[Seen]:
+    """What the simulation does."""
+    in_flight = server.step_tokens * (2 if server.ahead else 1)
+    memory = Memory(server.plan, server.pages, server.caching, in_flight, server.ahead)
+    replica = Replica(memory, server.step_tokens, server.requests, server.interval)
+    jobs = [_job(number, request, memory.page) for number, request in enumerate(asked)]
+    seen: list[Seen] = []
+    under_way = []
+    for turn in range(limit):
+        for job, request in zip(jobs, asked, strict=True):
+            if request.step == turn:
+                replica.add(job)
+        step = replica.schedule()
+        if step.tokens or step.preempted:
+            seen.append(
+                Seen(
+                    [(job.number, count) for job, count in step.tokens],
+                    [(job.number, hit) for job, hit in step.admitted],
+                    [job.number for job in step.preempted],
+                    {job.number: [row.held for row in job.rows] for job in replica.running},
+                    memory.pool.free,
+                )
+            )
+        under_way.append((step, seen[-1] if seen else None))
+        if len(under_way) > server.ahead:
+            done, record = under_way.pop(0)
+            ended = replica.finish(done)
+            if done.tokens:
+                record.finished = [job.number for job in ended]
+                record.free_after = memory.pool.free
+        if all(request.step <= turn for request in asked) and not replica.load:
+            return seen
+    raise AssertionError("the simulation does not end")
+
+
+def _job(number: int, asked: Asked, page: int) -> Job:
+    """The names of its pages are all tokens before their end."""
+    tokens = asked.prompt + asked.answer
+    names = [tokens[:end] for end in range(page, len(tokens) + 1, page)]
+    return Job(number, len(asked.prompt), len(tokens), names)
+
+
+@functools.cache
+def _config():
+    from vllm.engine.arg_utils import EngineArgs
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA))
+        return EngineArgs(
+            model=folder, skip_tokenizer_init=True, load_format="dummy", max_model_len=MAX_LEN
+        ).create_engine_config()
+
+
+def _groups(plan: Pool) -> list:
+    """vLLM's page groups with our tiers, those of a planned pool."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
+
+    from entropykv_vllm.pages.spec import TierSpec
+    from entropykv_vllm.plan.pool import Evicted, Sliding
+
+    groups = []
+    for i, table in enumerate(plan.tables):
+        size = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+        if isinstance(table, Evicted):
+            spec = TierSpec(block_size=table.plan.page, plan=table.plan, **size)
+        elif isinstance(table, Sliding):
+            spec = SlidingWindowSpec(block_size=table.page, sliding_window=table.window, **size)
+        else:
+            spec = FullAttentionSpec(block_size=table.page, **size)
+        groups.append(KVCacheGroupSpec([f"layers.{i}"], spec))
+    return groups
+
+
+def make_scheduler(server: Server):
+    """vLLM's scheduler, with ours on top where there are tiers."""
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from entropykv_vllm.serving.scheduler import EvictionAsyncScheduler, EvictionScheduler
+
+    init_none_hash(sha256)
+    config = copy.deepcopy(_config())
+    groups = _groups(server.plan)
+    page = groups[0].kv_cache_spec.block_size
+    config.scheduler_config.max_num_batched_tokens = server.step_tokens
+    config.scheduler_config.max_num_scheduled_tokens = server.step_tokens
+    config.scheduler_config.max_num_seqs = server.requests
+    config.scheduler_config.async_scheduling = server.ahead
+    config.cache_config.enable_prefix_caching = server.caching
+    config.cache_config.block_size = page
+    config.cache_config.num_gpu_blocks = server.pages + 1
+    kinds = {
+        (False, False): Scheduler,
+        (False, True): AsyncScheduler,
+        (True, False): EvictionScheduler,
+        (True, True): EvictionAsyncScheduler,
+    }
+    return kinds[server.interval is not None, server.ahead](
+        config,
+        KVCacheConfig(
+            num_blocks=server.pages + 1, kv_cache_tensors=[], kv_cache_groups=groups
+        ),
+        StructuredOutputManager(config),
+        block_size=page,
+    )
+
+
+class Watched:
+    """A scheduler of vLLM, and what it does."""
+
+    def __init__(self, scheduler) -> None:
+        self.scheduler = scheduler
+        self.manager = scheduler.kv_cache_manager
+        self.tables = self.manager.coordinator.single_type_managers
+        self.seen: list[Seen] = []
+        self.preempted: list[int] = []
+        preempt = scheduler._preempt_request
+
+        def watched(request, *args, **kwargs):
+            self.preempted.append(_number(request.request_id))
+            return preempt(request, *args, **kwargs)
+
+        scheduler._preempt_request = watched
+
+    @property
+    def free(self) -> int:
+        return self.manager.block_pool.get_num_free_blocks()
+
+    def schedule(self):
+        """A step's plan of vLLM's, noted."""
+        self.preempted.clear()
+        before = {request.request_id for request in self.scheduler.running}
+        output = self.scheduler.schedule()
+        counts = output.num_scheduled_tokens
+        requests = self.scheduler.requests
+        if counts or self.preempted:
+            admitted = [name for name in counts if name not in before]
+            self.seen.append(
+                Seen(
+                    [(_number(name), count) for name, count in counts.items()],
+                    [
+                        (_number(n), requests[n].num_computed_tokens - counts[n]) for n in admitted
+                    ],
+                    list(self.preempted),
+                    {_number(r.request_id): self._held(r) for r in self.scheduler.running},
+                    self.free,
+                )
+            )
+        return output
+
+    def _held(self, request) -> list[int]:
+        rows = [table.req_to_blocks[request.request_id] for table in self.tables]
+        return [sum(not block.is_null for block in row) for row in rows]
+
+
+def _number(request_id: str) -> int:
+    return int(request_id.split("-")[0].removeprefix("r"))
+
+
+def scheduled(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list[Seen]:
+    """What vLLM's scheduler does, with a model that answers what is asked for."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+    watched = Watched(make_scheduler(server))
+    scheduler = watched.scheduler
+    hasher = get_request_block_hasher(scheduler.hash_block_size, sha256)
+    under_way = []
+    for turn in range(limit):
+        for number, request in enumerate(asked):
+            if request.step == turn:
+                params = SamplingParams(max_tokens=len(request.answer), ignore_eos=True)
+                params.update_from_generation_config({}, None)
+                scheduler.add_request(
+                    Request(f"r{number}", list(request.prompt), params, None, block_hasher=hasher)
+                )
+        output = watched.schedule()
+        read = {name: _sampled(scheduler.requests[name], asked) for name in output.num_scheduled_tokens}
+        under_way.append((output, read, watched.seen[-1] if watched.seen else None))
+        if len(under_way) > server.ahead:
+            output, read, record = under_way.pop(0)
+            names = list(output.num_scheduled_tokens)
+            scheduler.update_from_output(
+                output,
+                ModelRunnerOutput(
+                    req_ids=names,
+                    req_id_to_index={name: i for i, name in enumerate(names)},
+                    sampled_token_ids=[read[name] for name in names],
+                ),
+            )
+            if names:
+                record.finished = [
+                    n for n in map(_number, names) if f"r{n}" not in scheduler.requests
+                ]
+                record.free_after = watched.free
+        if all(r.step <= turn for r in asked) and not scheduler.has_unfinished_requests():
+            return watched.seen
+    raise AssertionError("vLLM does not end")
+
+
+def _sampled(request, asked: Sequence[Asked]) -> list[int]:
+    """The token that a model gives once it has read all there is, and none before."""
+    own = asked[_number(request.request_id)]
+    place = request.num_computed_tokens - len(own.prompt)
+    known = request.num_tokens + max(0, request.num_output_placeholders - 1)
+    return [own.answer[place]] if request.num_computed_tokens == known else []
