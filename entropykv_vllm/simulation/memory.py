@@ -36,6 +36,7 @@ class Memory:
         self.pool = Pool(pages)
         self.caching = caching
         self.tables = [_table(table, self.pool, caching, in_flight) for table in plan.tables]
+        self._unwritten: list[Row] = []
         self.page = self.tables[0].page
         self.busy = {place for table in self.tables for place in table.busy()}
         if ahead and any(isinstance(table, SlidingTable) for table in self.tables):
@@ -125,10 +126,17 @@ class Memory:
         if self.caching:
             for table, row in zip(self.tables, job.rows, strict=True):
                 table.name(row, job.names, tokens)
+            self._unwritten += job.rows
+
+    def written(self) -> None:
+        """End the planning of a step: what was named until now stays if its request is preempted."""
+        for row in self._unwritten:
+            row.unwritten.clear()
+        self._unwritten.clear()
 
     def release(self, job: Job) -> None:
-        """Take all pages from a request."""
-        for table, row in zip(self.tables, job.rows, strict=True):
+        """Take all pages from a request, if it has any."""
+        for table, row in zip(self.tables, job.rows, strict=False):
             table.release(row)
         job.rows, job.held, job.steady = [], 0, False
 

@@ -17,11 +17,13 @@ class Step:
 
     Attributes:
         tokens: the requests of the step in their order, and how many tokens of each are computed.
+        answering: those of them that will have read all there is, and get a token more.
         admitted: those of them that were waiting, and the tokens that the prefix cache had.
         preempted: requests that lost their pages.
     """
 
     tokens: list[tuple[Job, int]] = field(default_factory=list)
+    answering: list[Job] = field(default_factory=list)
     admitted: list[tuple[Job, int]] = field(default_factory=list)
     preempted: list[Job] = field(default_factory=list)
 
@@ -34,12 +36,18 @@ class Replica:
         step_tokens: vLLM's --max-num-batched-tokens.
         requests: vLLM's --max-num-seqs.
         interval: no step of a request crosses a multiple of it; None for vLLM alone.
+        ahead: whether a step is planned while the one before it runs, as on GPUs.
     """
 
     def __init__(
-        self, memory: Memory, step_tokens: int, requests: int, interval: int | None
+        self,
+        memory: Memory,
+        step_tokens: int,
+        requests: int,
+        interval: int | None,
+        ahead: bool = False,
     ) -> None:
-        self.memory = memory
+        self.memory, self.ahead = memory, ahead
         self.step_tokens, self.requests, self.interval = step_tokens, requests, interval
         self.running: list[Job] = []
         self.waiting: deque[Job] = deque()
@@ -62,6 +70,10 @@ class Replica:
         for job, count in step.tokens:
             job.computed += count
             job.in_flight += count
+            if job.computed == job.known + job.awaited:
+                job.awaited += 1
+                step.answering.append(job)
+        self.memory.written()
         return step
 
     def _schedule_running(self, step: Step) -> int:
@@ -123,17 +135,27 @@ class Replica:
             budget -= count
 
     def finish(self, step: Step) -> list[Job]:
-        """End a step: requests that have read all their tokens get one more; those that end."""
-        ended = []
+        """End a step, so that requests get their tokens; those that end with it."""
+        stale = {job for job, _ in step.tokens if job.stale}
         for job, count in step.tokens:
             job.in_flight -= count
-            if job.computed != job.known:
-                continue
-            job.known += 1
-            if job.known == job.length:
-                ended.append(job)
-                self.memory.release(job)
+        for job in stale:
+            job.stale = job.in_flight
+        ended = [job for job in step.answering if self._answer(job, job in stale)]
         if ended:
             gone = set(ended)
             self.running = [job for job in self.running if job not in gone]
+            self.waiting = deque(job for job in self.waiting if job not in gone)
         return ended
+
+    def _answer(self, job: Job, stale: bool) -> bool:
+        """Give a request a token; whether it was the last, so that it let its pages go."""
+        job.known += 1
+        if not stale:
+            job.awaited -= 1
+            if self.ahead:
+                self.memory.name(job, job.computed - job.awaited)
+        if job.known < job.length:
+            return False
+        self.memory.release(job)
+        return True

@@ -27,6 +27,8 @@ class Row:
         unnamed: cold pages that are to be entered in the prefix cache.
         stuck: whether a move found no page, so that the request cannot go on.
         dropped: entries from the start on that a sliding window has left.
+        unwritten: pages of a tier that were entered in the prefix cache since the last step was
+            planned, which takes them out again if the request lets go of them.
     """
 
     pages: Found = field(default_factory=list)
@@ -37,6 +39,7 @@ class Row:
     unnamed: list[tuple[Page, ColdPage]] = field(default_factory=list)
     stuck: bool = False
     dropped: int = 0
+    unwritten: list[Page] = field(default_factory=list)
 
 
 class Table:

@@ -80,10 +80,19 @@ class TierTable(Table):
         row.at = boundary(self.tier, hit)
 
     def name(self, row: Row, names: Sequence[Hashable], tokens: int) -> None:
+        named = row.named
         super().name(row, names, tokens)
+        row.unwritten += [page for page in row.pages[named : row.named] if page is not None]
         for page, cold in row.unnamed:
             self.shelf.enter(content_name(cold, names), page)
+            row.unwritten.append(page)
         row.unnamed = []
+
+    def release(self, row: Row) -> None:
+        for page in row.unwritten:
+            if page.shelf is not None:
+                page.shelf.remove(page)
+        super().release(row)
 
     def find(
         self, twins: Sequence[Table], names: Sequence[Hashable], limit: int

@@ -78,7 +78,9 @@ def replayed(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list[
     """What the simulation does."""
     in_flight = server.step_tokens * (2 if server.ahead else 1)
     memory = Memory(server.plan, server.pages, server.caching, in_flight, server.ahead)
-    replica = Replica(memory, server.step_tokens, server.requests, server.interval)
+    replica = Replica(
+        memory, server.step_tokens, server.requests, server.interval, server.ahead
+    )
     jobs = [_job(number, request, memory.page) for number, request in enumerate(asked)]
     seen: list[Seen] = []
     under_way = []
