@@ -18,6 +18,10 @@ from entropykv_vllm.version import __version__
 # Commands with a parser of their own: name -> (module with the `main(argv)`, what it does).
 ELSEWHERE = {
     "plan": ("entropykv_vllm.plan.show", "say what fits in a card, and what settings keep"),
+    "simulate": (
+        "entropykv_vllm.simulation.command",
+        "replay a trace of requests, and say what each cache would do with it",
+    ),
     "calibrate": (
         "entropykv_vllm.evaluation.calibrate",
         "find the layers of a model that must keep more, and write a profile",

@@ -37,11 +37,11 @@ def memory_answer(
     Raises:
         ValueError: if something cannot be, in one sentence that says what to do.
     """
-    question = _question(args, shape)
+    question = question_of(args, shape)
     check_question(shape, question)
     yours = bool(args.config or dotted or args.policy)
     wanted = YOURS if yours else args.preset
-    pools, left_out = _pools(args, shape, config if yours else None, wanted)
+    pools, left_out = pools_of(args, shape, config if yours else None, wanted)
     report = memory_report(name, shape, pools, question)
     parts = [memory_text(report)]
     if len(report["cards"]) == 1:
@@ -59,7 +59,12 @@ def memory_answer(
     return report, "\n\n".join([*parts, *report["notes"]])
 
 
-def _question(args: argparse.Namespace, shape: ModelShape) -> Question:
+def question_of(args: argparse.Namespace, shape: ModelShape) -> Question:
+    """What is asked about a model.
+
+    Raises:
+        ValueError: if a flag is wrong, in words.
+    """
     tokens = flags.tokens(args, shape.positions)
     stored = _stored(args, shape)
     return Question(
@@ -84,10 +89,18 @@ def _stored(args: argparse.Namespace, shape: ModelShape) -> str:
     return found
 
 
-def _pools(
+def pools_of(
     args: argparse.Namespace, shape: ModelShape, yours: EvictionConfig | None, wanted: str | None
 ) -> tuple[dict[str, Pool], list[str]]:
-    """The pool of each cache, and why presets were left out."""
+    """The pool of each cache, and why presets were left out.
+
+    Args:
+        yours: settings that are no preset's, if any.
+        wanted: the cache that was asked for, if any, which is not left out.
+
+    Raises:
+        ValueError: if the settings that were asked for do not fit the model, in words.
+    """
     step, item_bytes = flags.serving(args).step_tokens, flags.ITEM_BYTES[args.dtype]
     configs = {name: load(policy, name) for name, policy in PRESETS.items()}
     pools, left_out = {FULL: full_pool(shape, step)}, []

@@ -57,9 +57,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_questions(parser.add_argument_group("what to plan"))
-    _add_settings(parser.add_argument_group("settings of the cache"))
-    _add_server(parser.add_argument_group("flags of the server, as vLLM has them"))
-    _add_numbers(parser.add_argument_group("numbers of the model, where its config.json has not"))
+    add_settings(parser.add_argument_group("settings of the cache"))
+    add_server(parser.add_argument_group("flags of the server, as vLLM has them"))
+    add_numbers(parser.add_argument_group("numbers of the model, where its config.json has not"))
     return parser
 
 
@@ -90,7 +90,8 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
-def _add_settings(group: argparse._ArgumentGroup) -> None:
+def add_settings(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of the cache's settings."""
     add = group.add_argument
     add(
         "--policy",
@@ -108,7 +109,8 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
     add("--page", type=int, help="tokens per page, as --block-size (64 with 8 bits, else 32)")
 
 
-def _add_server(group: argparse._ArgumentGroup) -> None:
+def add_server(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of a server that decide what its card leaves."""
     add, usual = group.add_argument, Serving()
     add(
         "--gpu-memory-utilization",
@@ -131,7 +133,8 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     add("--overhead", metavar="SIZE", help="for activations and CUDA (an estimate from the model)")
 
 
-def _add_numbers(group: argparse._ArgumentGroup) -> None:
+def add_numbers(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that give a model's numbers."""
     about = {
         "layers": "layers (30, without a model)",
         "heads": "query heads",

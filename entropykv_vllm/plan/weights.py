@@ -80,6 +80,15 @@ def parameters(shape: ModelShape) -> Parameters:
     )
 
 
+def active_parameters(shape: ModelShape) -> int:
+    """Parameters that a token goes through: of a mixture, those of its experts alone."""
+    experts, total = shape.experts, parameters(shape).total
+    if experts is None:
+        return total
+    idle = experts.layers * (experts.count - experts.chosen)
+    return total - idle * 3 * shape.hidden * experts.mlp
+
+
 def weight_bytes(shape: ModelShape, stored: str) -> int:
     """Bytes of the weights, stored as a key of `BYTES`."""
     count = parameters(shape)

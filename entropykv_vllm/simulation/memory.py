@@ -129,7 +129,7 @@ class Memory:
             self._unwritten += job.rows
 
     def written(self) -> None:
-        """End the planning of a step: what was named until now stays if its request is preempted."""
+        """End the planning of a step: what was named until now stays named."""
         for row in self._unwritten:
             row.unwritten.clear()
         self._unwritten.clear()

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entropykv_vllm.plan.model_shape import ModelShape
 from entropykv_vllm.plan.pool import Pool
 from entropykv_vllm.simulation.job import Job
 from entropykv_vllm.simulation.memory import Memory
@@ -78,9 +77,7 @@ def replayed(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list[
     """What the simulation does."""
     in_flight = server.step_tokens * (2 if server.ahead else 1)
     memory = Memory(server.plan, server.pages, server.caching, in_flight, server.ahead)
-    replica = Replica(
-        memory, server.step_tokens, server.requests, server.interval, server.ahead
-    )
+    replica = Replica(memory, server.step_tokens, server.requests, server.interval, server.ahead)
     jobs = [_job(number, request, memory.page) for number, request in enumerate(asked)]
     seen: list[Seen] = []
     under_way = []
@@ -180,9 +177,7 @@ def make_scheduler(server: Server):
     }
     return kinds[server.interval is not None, server.ahead](
         config,
-        KVCacheConfig(
-            num_blocks=server.pages + 1, kv_cache_tensors=[], kv_cache_groups=groups
-        ),
+        KVCacheConfig(num_blocks=server.pages + 1, kv_cache_tensors=[], kv_cache_groups=groups),
         StructuredOutputManager(config),
         block_size=page,
     )
@@ -221,9 +216,7 @@ class Watched:
             self.seen.append(
                 Seen(
                     [(_number(name), count) for name, count in counts.items()],
-                    [
-                        (_number(n), requests[n].num_computed_tokens - counts[n]) for n in admitted
-                    ],
+                    [(_number(n), requests[n].num_computed_tokens - counts[n]) for n in admitted],
                     list(self.preempted),
                     {_number(r.request_id): self._held(r) for r in self.scheduler.running},
                     self.free,
@@ -261,7 +254,9 @@ def scheduled(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list
                     Request(f"r{number}", list(request.prompt), params, None, block_hasher=hasher)
                 )
         output = watched.schedule()
-        read = {name: _sampled(scheduler.requests[name], asked) for name in output.num_scheduled_tokens}
+        read = {
+            name: _sampled(scheduler.requests[name], asked) for name in output.num_scheduled_tokens
+        }
         under_way.append((output, read, watched.seen[-1] if watched.seen else None))
         if len(under_way) > server.ahead:
             output, read, record = under_way.pop(0)
