@@ -7,7 +7,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from entropykv_vllm.plan.schedule import ColdPage, TierPlan, boundary, cold_pages, hot_start
+from entropykv_vllm.plan.schedule import (
+    ColdPage,
+    TierPlan,
+    boundary,
+    hot_start,
+    newest_cold_pages,
+)
 
 Page = TypeVar("Page")
 #: What names the content of a page: hashes in a server, anything hashable in a simulation.
@@ -74,7 +80,7 @@ def _cold(
 ) -> tuple[dict[int, Page], int | None]:
     """The cold pages at boundary `at`; if one is missing, the last position worth a try instead."""
     pages: dict[int, Page] = {}
-    for cold in reversed(cold_pages(plan, at)):  # the newest are the likeliest to be missing
+    for cold in newest_cold_pages(plan, at):  # which are the likeliest to be missing
         page = lookup(naming(cold, prefix_hashes))
         if page is None:
             needless = plan.window + (cold.anchor + 1) * plan.page - 1

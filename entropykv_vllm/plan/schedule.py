@@ -8,8 +8,9 @@ the memory check at start-up and the admission of a request cannot disagree.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 #: How a page got its content; with `ColdPage.anchor` and `ColdPage.index` it names that content.
@@ -45,12 +46,12 @@ class TierPlan:
     def segment_pages(self) -> int:
         return self.segment // self.page
 
-    @property
+    @cached_property
     def share(self) -> float:
         """Cold pages of a segment's survivors, on average."""
         return self.keep * self.segment / self.cold
 
-    @property
+    @cached_property
     def levels(self) -> int:
         """How often pages are merged by twos, so that what stays of a run fills a page.
 
@@ -143,6 +144,7 @@ def segment_pages(plan: TierPlan, segment: int) -> tuple[ColdPage, ...]:
     return tuple(ColdPage(first + i, last, "segment", i) for i in range(count))
 
 
+@lru_cache(maxsize=1 << 15)
 def run_pages(plan: TierPlan, start: int, level: int) -> tuple[ColdPage, ...]:
     """The pages that are left of `2 ** level` segments from segment `start` on, once merged."""
     if level == 0:
@@ -156,25 +158,30 @@ def run_pages(plan: TierPlan, start: int, level: int) -> tuple[ColdPage, ...]:
     return (ColdPage(start * plan.segment_pages, last, "merge", level),)
 
 
-def runs(plan: TierPlan, segments: int) -> list[tuple[int, int]]:
-    """The runs that the first `segments` segments are merged to: first segment and level."""
-    found, start = [], 0
-    for level in range(plan.levels, -1, -1):
-        while start + 2**level <= segments:
-            found.append((start, level))
-            start += 2**level
-    return found
+def newest_runs(plan: TierPlan, segments: int) -> Iterator[tuple[int, int]]:
+    """The runs that the first `segments` segments are merged to, the last first.
+
+    Each is its first segment and its level.
+    """
+    whole, levels = segments >> plan.levels, plan.levels
+    for level in range(levels):
+        if segments >> level & 1:
+            yield segments >> level + 1 << level + 1, level
+    yield from ((run << levels, levels) for run in range(whole - 1, -1, -1))
 
 
 def cold_pages(plan: TierPlan, at: int) -> tuple[ColdPage, ...]:
     """The cold pages at boundary `at`, in the order of their entries."""
+    return tuple(newest_cold_pages(plan, at))[::-1]
+
+
+def newest_cold_pages(plan: TierPlan, at: int) -> Iterator[ColdPage]:
+    """The cold pages at boundary `at`, the last first: who needs only a few stops in time."""
     if plan.cap is not None:
-        return _capped(plan, at // plan.interval)[1]
-    return tuple(
-        page
-        for start, level in runs(plan, collapsed_segments(plan, at))
-        for page in run_pages(plan, start, level)
-    )
+        yield from reversed(_capped(plan, at // plan.interval)[1])
+        return
+    for start, level in newest_runs(plan, collapsed_segments(plan, at)):
+        yield from reversed(run_pages(plan, start, level))
 
 
 def moves(plan: TierPlan, at: int) -> tuple[Move, ...]:

@@ -46,7 +46,8 @@ class SlidingTable(Table):
 
     def adopt(self, row: Row, found: Found, hit: int) -> None:
         left = self._left(hit)
-        super().adopt(row, [None] * left + found[left:], hit)
+        holes: Found = [None] * left
+        super().adopt(row, holes + found[left:], hit)
         row.dropped = left
 
     def find(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from entropykv_vllm.simulation.trace import Request, in_order
 
@@ -41,7 +41,7 @@ def parse_synthetic(text: str) -> Synthetic:
     Raises:
         ValueError: if a part is not a name and a number, or a number cannot be, in words.
     """
-    kinds = {field.name: type(field.default) for field in fields(Synthetic)}
+    kinds = {name: type(usual) for name, usual in asdict(Synthetic()).items()}
     given = {}
     for part in shlex.split(text.replace(",", " ")):
         name, _, value = part.partition("=")

@@ -115,14 +115,10 @@ class Table:
             What was found for each table, and the tokens of it.
         """
         shelves = [table.shelf.first for table in twins]
-        found: list[Found] = [[] for _ in twins]
-        for name in names[: limit // self.page]:
-            pages = [shelf.get(name) for shelf in shelves]
-            if None in pages:
-                break
-            for row, page in zip(found, pages, strict=True):
-                row.append(page)
-        return found, len(found[0]) * self.page
+        count = limit // self.page
+        for shelf in shelves:  # the first entry that one of them misses
+            count = next((i for i in range(count) if names[i] not in shelf), count)
+        return [[shelf[name] for name in names[:count]] for shelf in shelves], count * self.page
 
 
 def unheld(found: Sequence[Page | None]) -> int:
