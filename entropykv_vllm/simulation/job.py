@@ -27,6 +27,7 @@ class Job:
         rows: what it holds in each table; none while it waits.
         held: pages in all of them.
         steady: whether its last step was one of decoding.
+        junction: where another request's prompt goes on otherwise, as some tables found; else 0.
         found: how many tokens of its prompt the prefix cache had, at first.
         preemptions: how often it lost its pages.
         started, answered, finished: when it was first scheduled, its first token came, and its
@@ -46,6 +47,7 @@ class Job:
     rows: list[Row] = field(default_factory=list)
     held: int = 0
     steady: bool = False
+    junction: int = 0
     found: int = 0
     preemptions: int = 0
     started: float | None = None

@@ -48,16 +48,17 @@ class Memory:
         """Pages that requests hold; one that several hold is one."""
         return self.pool.pages - self.pool.free
 
-    def find(self, names: Sequence[Hashable], known: int) -> tuple[list[Found], int]:
+    def find(self, names: Sequence[Hashable], known: int) -> tuple[list[Found], int, int]:
         """The longest prefix that every table finds, short of the last token.
 
         Returns:
-            What was found for each table, and the tokens of it.
+            What was found for each table; the tokens of it; and those that some tables found, if
+            that is more, else 0.
         """
         rows: list[Found] = [[] for _ in self.tables]
         if not self.caching:
-            return rows, 0
-        hit, whole = known - 1, False
+            return rows, 0, 0
+        hit, longest, whole = known - 1, 0, False
         while True:
             length = hit
             for kind, tables in enumerate(self.kinds):
@@ -66,6 +67,7 @@ class Memory:
                     continue
                 twins = [self.tables[i] for i in tables]
                 found, length = twins[0].find(twins, names, length)
+                longest = max(longest, length)
                 whole = whole or (kind == 0 and type(twins[0]) is Table)
                 for i, row in zip(tables, found, strict=True):
                     rows[i] = row
@@ -77,7 +79,7 @@ class Memory:
         if whole:
             for i in self.kinds[0]:
                 del rows[i][length // self.page :]
-        return rows, length
+        return rows, length, longest if longest > length else 0
 
     def admit(self, job: Job, found: list[Found], hit: int, count: int) -> bool:
         """Let a waiting request in with its next tokens, if all of it fits; whether it did."""
@@ -124,8 +126,9 @@ class Memory:
     def name(self, job: Job, tokens: int) -> None:
         """Let the prefix cache find the pages that so many tokens of a request fill."""
         if self.caching:
+            resumes = job.prompt - 1, job.junction
             for table, row in zip(self.tables, job.rows, strict=True):
-                table.name(row, job.names, tokens)
+                table.name(row, job.names, tokens, resumes)
             self._unwritten += job.rows
 
     def written(self) -> None:

@@ -122,7 +122,7 @@ class Replica:
     def _schedule_waiting(self, step: Step, budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.requests:
             job = self.waiting[0]
-            found, hit = self.memory.find(job.names, job.known)
+            found, hit, job.junction = self.memory.find(job.names, job.known)
             count = min(job.known - hit, budget)
             if self.interval is not None:
                 count = min(count, next_boundary(self.interval, hit) - hit)

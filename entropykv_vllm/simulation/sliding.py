@@ -16,6 +16,7 @@ class SlidingTable(Table):
     def __init__(self, plan: Sliding, pool: Pool, caching: bool) -> None:
         super().__init__(plan.page, plan, pool, caching)
         self.window = plan.window
+        self.needed = -(-(plan.window - 1) // plan.page)
         self.most = -(-(plan.window - 1 + plan.in_flight) // plan.page) + 1
 
     def busy(self) -> set[int]:
@@ -50,12 +51,16 @@ class SlidingTable(Table):
         super().adopt(row, holes + found[left:], hit)
         row.dropped = left
 
+    def worth(self, entry: int, resumes: Sequence[int]) -> bool:
+        """vLLM enters the window before each place where another request is likely to go on."""
+        ends = (tokens // self.page for tokens in resumes)
+        return any(end - self.needed <= entry < end for end in ends)
+
     def find(
         self, twins: Sequence[Table], names: Sequence[Hashable], limit: int
     ) -> tuple[list[Found], int]:
         """The longest prefix whose window is found, or that is found whole."""
         shelves = [table.shelf.first for table in twins]
-        needed = -(-(self.window - 1) // self.page)
         run = last = 0
         for entry in range(limit // self.page - 1, -1, -1):
             if any(names[entry] not in shelf for shelf in shelves):
@@ -63,10 +68,10 @@ class SlidingTable(Table):
                 continue
             last = entry if run == 0 else last
             run += 1
-            if run >= needed:
+            if run >= self.needed:
                 break
         first = last + 1 - run if run else 0
-        if run < needed and first > 0:
+        if run < self.needed and first > 0:
             return [[] for _ in twins], 0
         rows: list[Found] = [[None] * first for _ in twins]
         for row, shelf in zip(rows, shelves, strict=True):

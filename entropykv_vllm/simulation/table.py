@@ -89,18 +89,25 @@ class Table:
             row.pages.extend(self.pool.take(count))
             row.held += count
 
-    def name(self, row: Row, names: Sequence[Hashable], tokens: int) -> None:
+    def name(
+        self, row: Row, names: Sequence[Hashable], tokens: int, resumes: Sequence[int]
+    ) -> None:
         """Enter the pages that so many tokens fill in the prefix cache.
 
         Args:
             names: of the request's full pages.
+            resumes: tokens after which another request is likely to go on.
         """
         full = tokens // self.page
         for entry in range(row.named, full):
             page = row.pages[entry]
-            if page is not None:
+            if page is not None and self.worth(entry, resumes):
                 self.shelf.enter(names[entry], page)
         row.named = max(row.named, full)
+
+    def worth(self, entry: int, resumes: Sequence[int]) -> bool:
+        """Whether a page is entered in the prefix cache at all."""
+        return True
 
     def release(self, row: Row) -> None:
         """Give back all that a request holds, the last pages first."""

@@ -79,9 +79,11 @@ class TierTable(Table):
         super().adopt(row, found, hit)
         row.at = boundary(self.tier, hit)
 
-    def name(self, row: Row, names: Sequence[Hashable], tokens: int) -> None:
+    def name(
+        self, row: Row, names: Sequence[Hashable], tokens: int, resumes: Sequence[int]
+    ) -> None:
         named = row.named
-        super().name(row, names, tokens)
+        super().name(row, names, tokens, resumes)
         row.unwritten += [page for page in row.pages[named : row.named] if page is not None]
         for page, cold in row.unnamed:
             self.shelf.enter(content_name(cold, names), page)

@@ -62,6 +62,7 @@ class Server:
         plan: the tables.
         pages: of the pool, the null page not counted.
         ahead: whether a step is planned while another runs.
+        in_flight: the most tokens of the steps under way that vLLM counts with, if not those.
     """
 
     plan: Pool
@@ -71,11 +72,12 @@ class Server:
     interval: int | None
     caching: bool = True
     ahead: bool = False
+    in_flight: int | None = None
 
 
 def replayed(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list[Seen]:
     """What the simulation does."""
-    in_flight = server.step_tokens * (2 if server.ahead else 1)
+    in_flight = server.in_flight or server.step_tokens * (2 if server.ahead else 1)
     memory = Memory(server.plan, server.pages, server.caching, in_flight, server.ahead)
     replica = Replica(memory, server.step_tokens, server.requests, server.interval, server.ahead)
     jobs = [_job(number, request, memory.page) for number, request in enumerate(asked)]
@@ -96,11 +98,11 @@ def replayed(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list[
                     memory.pool.free,
                 )
             )
-        under_way.append((step, seen[-1] if seen else None))
+        under_way.append((step, seen[-1] if step.tokens else None))
         if len(under_way) > server.ahead:
             done, record = under_way.pop(0)
             ended = replica.finish(done)
-            if done.tokens:
+            if record is not None:
                 record.finished = [job.number for job in ended]
                 record.free_after = memory.pool.free
         if all(request.step <= turn for request in asked) and not replica.load:
@@ -177,59 +179,78 @@ def make_scheduler(server: Server):
     }
     return kinds[server.interval is not None, server.ahead](
         config,
-        KVCacheConfig(num_blocks=server.pages + 1, kv_cache_tensors=[], kv_cache_groups=groups),
+        KVCacheConfig(
+            num_blocks=server.pages + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=groups,
+            prefix_cache_retention_interval=config.cache_config.prefix_cache_retention_interval,
+        ),
         StructuredOutputManager(config),
         block_size=page,
     )
 
 
 class Watched:
-    """A scheduler of vLLM, and what it does."""
+    """What a scheduler of vLLM does from now on."""
 
     def __init__(self, scheduler) -> None:
         self.scheduler = scheduler
-        self.manager = scheduler.kv_cache_manager
-        self.tables = self.manager.coordinator.single_type_managers
+        manager = scheduler.kv_cache_manager
+        self.pool, self.tables = manager.block_pool, manager.coordinator.single_type_managers
         self.seen: list[Seen] = []
-        self.preempted: list[int] = []
-        preempt = scheduler._preempt_request
+        self._preempted: list[int] = []
+        self._under_way: list[tuple[list[str], Seen]] = []
+        for name in ("_preempt_request", "schedule", "update_from_output"):
+            setattr(scheduler, name, self._wrap(name, getattr(scheduler, name)))
 
-        def watched(request, *args, **kwargs):
-            self.preempted.append(_number(request.request_id))
-            return preempt(request, *args, **kwargs)
+    def _wrap(self, name: str, method):
+        note = getattr(self, f"_note{name if name[0] == '_' else '_' + name}")
 
-        scheduler._preempt_request = watched
+        def wrapper(*args, **kwargs):
+            before = [request.request_id for request in self.scheduler.running]
+            result = method(*args, **kwargs)
+            note(before, result, *args)
+            return result
 
-    @property
-    def free(self) -> int:
-        return self.manager.block_pool.get_num_free_blocks()
+        return wrapper
 
-    def schedule(self):
-        """A step's plan of vLLM's, noted."""
-        self.preempted.clear()
-        before = {request.request_id for request in self.scheduler.running}
-        output = self.scheduler.schedule()
-        counts = output.num_scheduled_tokens
-        requests = self.scheduler.requests
-        if counts or self.preempted:
-            admitted = [name for name in counts if name not in before]
-            self.seen.append(
-                Seen(
-                    [(_number(name), count) for name, count in counts.items()],
-                    [(_number(n), requests[n].num_computed_tokens - counts[n]) for n in admitted],
-                    list(self.preempted),
-                    {_number(r.request_id): self._held(r) for r in self.scheduler.running},
-                    self.free,
-                )
-            )
-        return output
+    def _note_preempt_request(self, before, result, request, *args) -> None:
+        self._preempted.append(number_of(request.request_id))
+
+    def _note_schedule(self, before, output, *args) -> None:
+        counts, requests = output.num_scheduled_tokens, self.scheduler.requests
+        preempted, self._preempted = self._preempted, []
+        if not counts and not preempted:
+            return
+        admitted = [
+            (number_of(name), requests[name].num_computed_tokens - count)
+            for name, count in counts.items()
+            if name not in before
+        ]
+        seen = Seen(
+            [(number_of(name), count) for name, count in counts.items()],
+            admitted,
+            preempted,
+            {number_of(r.request_id): self._held(r) for r in self.scheduler.running},
+            self.pool.get_num_free_blocks(),
+        )
+        self.seen.append(seen)
+        if counts:
+            self._under_way.append((list(counts), seen))
+
+    def _note_update_from_output(self, before, result, output, *args) -> None:
+        if not output.num_scheduled_tokens:
+            return
+        names, seen = self._under_way.pop(0)
+        seen.finished = [number_of(name) for name in names if name not in self.scheduler.requests]
+        seen.free_after = self.pool.get_num_free_blocks()
 
     def _held(self, request) -> list[int]:
         rows = [table.req_to_blocks[request.request_id] for table in self.tables]
         return [sum(not block.is_null for block in row) for row in rows]
 
 
-def _number(request_id: str) -> int:
+def number_of(request_id: str) -> int:
     return int(request_id.split("-")[0].removeprefix("r"))
 
 
@@ -246,42 +267,27 @@ def scheduled(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list
     hasher = get_request_block_hasher(scheduler.hash_block_size, sha256)
     under_way = []
     for turn in range(limit):
-        for number, request in enumerate(asked):
-            if request.step == turn:
-                params = SamplingParams(max_tokens=len(request.answer), ignore_eos=True)
-                params.update_from_generation_config({}, None)
+        for number, one in enumerate(asked):
+            if one.step == turn:
+                params = SamplingParams(max_tokens=len(one.answer), ignore_eos=True)
                 scheduler.add_request(
-                    Request(f"r{number}", list(request.prompt), params, None, block_hasher=hasher)
+                    Request(f"r{number}", list(one.prompt), params, None, block_hasher=hasher)
                 )
-        output = watched.schedule()
-        read = {
-            name: _sampled(scheduler.requests[name], asked) for name in output.num_scheduled_tokens
-        }
-        under_way.append((output, read, watched.seen[-1] if watched.seen else None))
+        output = scheduler.schedule()
+        names = list(output.num_scheduled_tokens)
+        tokens = [_sampled(scheduler.requests[name], asked) for name in names]
+        places = {name: i for i, name in enumerate(names)}
+        under_way.append((output, ModelRunnerOutput(names, places, tokens)))
         if len(under_way) > server.ahead:
-            output, read, record = under_way.pop(0)
-            names = list(output.num_scheduled_tokens)
-            scheduler.update_from_output(
-                output,
-                ModelRunnerOutput(
-                    req_ids=names,
-                    req_id_to_index={name: i for i, name in enumerate(names)},
-                    sampled_token_ids=[read[name] for name in names],
-                ),
-            )
-            if names:
-                record.finished = [
-                    n for n in map(_number, names) if f"r{n}" not in scheduler.requests
-                ]
-                record.free_after = watched.free
-        if all(r.step <= turn for r in asked) and not scheduler.has_unfinished_requests():
+            scheduler.update_from_output(*under_way.pop(0))
+        if all(one.step <= turn for one in asked) and not scheduler.has_unfinished_requests():
             return watched.seen
     raise AssertionError("vLLM does not end")
 
 
 def _sampled(request, asked: Sequence[Asked]) -> list[int]:
     """The token that a model gives once it has read all there is, and none before."""
-    own = asked[_number(request.request_id)]
+    own = asked[number_of(request.request_id)]
     place = request.num_computed_tokens - len(own.prompt)
     known = request.num_tokens + max(0, request.num_output_placeholders - 1)
     return [own.answer[place]] if request.num_computed_tokens == known else []
