@@ -64,6 +64,7 @@ def _report(args: argparse.Namespace, dotted: dict[str, Any]) -> dict[str, Any]:
     question = _question(args, shape)
     room = _room(shape, question)
     fleets, left_out = _fleets(args, dotted, shape, room)
+    _check_lengths(requests, fleets)
     times = None if args.steps else _times(args, shape, question)
     total = len(requests) * len(fleets) * replays(times)
     with _bar(total, args.quiet) as progress:
@@ -142,6 +143,16 @@ def _settings(args: argparse.Namespace, dotted: dict[str, Any]) -> EvictionConfi
         return None
     given = argparse.Namespace(**{**vars(args), "preset": None})
     return plan_flags.settings(given, dotted)
+
+
+def _check_lengths(requests: list[Request], fleets: dict[str, Fleet]) -> None:
+    shortest = min(request.length for request in requests)
+    longest = max(fleet.longest for fleet in fleets.values())
+    if shortest > longest:
+        raise ValueError(
+            f"every request is longer than {longest:,} tokens, the most that fit and that the "
+            "model reads: take a larger card, a larger --max-model-len, or shorter requests"
+        )
 
 
 def _fleet(
