@@ -26,6 +26,7 @@ class Job:
         stale: of steps under way when it was preempted.
         rows: what it holds in each table; none while it waits.
         held: pages in all of them.
+        filled: with how many tokens its next page is full.
         steady: whether its last step was one of decoding.
         junction: where another request's prompt goes on otherwise, as some tables found; else 0.
         found: how many tokens of its prompt the prefix cache had, at first.
@@ -46,6 +47,7 @@ class Job:
     stale: int = 0
     rows: list[Row] = field(default_factory=list)
     held: int = 0
+    filled: int = 0
     steady: bool = False
     junction: int = 0
     found: int = 0

@@ -130,6 +130,7 @@ class Memory:
             for table, row in zip(self.tables, job.rows, strict=True):
                 table.name(row, job.names, tokens, resumes)
             self._unwritten += job.rows
+        job.filled = (tokens // self.page + 1) * self.page
 
     def written(self) -> None:
         """End the planning of a step: what was named until now stays named."""

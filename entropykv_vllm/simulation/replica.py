@@ -78,13 +78,13 @@ class Replica:
 
     def _schedule_running(self, step: Step) -> int:
         """Plan the tokens of running requests; the tokens that are left for others."""
-        budget, i, running = self.step_tokens, 0, self.running
+        budget, i, running, memory = self.step_tokens, 0, self.running, self.memory
         while i < len(running) and budget > 0:
             job = running[i]
             count = self._next_tokens(job, budget)
-            if count and not self._grow(job, count, step):
-                break
             if count:
+                if not memory.grow(job, count) and not self._make_room(job, count, step):
+                    break
                 step.tokens.append((job, count))
                 budget -= count
             i += 1
@@ -102,15 +102,16 @@ class Replica:
             return 0
         return min(count, next_boundary(self.interval, start) - start)
 
-    def _grow(self, job: Job, count: int, step: Step) -> bool:
-        """Give a request pages, if need be those of the last requests; False if it lost its own."""
-        while not self.memory.grow(job, count):
+    def _make_room(self, job: Job, count: int, step: Step) -> bool:
+        """Give a request the pages of the last ones that run; False if it lost its own."""
+        while True:
             victim = self.running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is job:
                 return False
-        return True
+            if self.memory.grow(job, count):
+                return True
 
     def _preempt(self, job: Job) -> None:
         self.memory.release(job)
@@ -153,8 +154,8 @@ class Replica:
         job.known += 1
         if not stale:
             job.awaited -= 1
-            if self.ahead:
-                self.memory.name(job, job.computed - job.awaited)
+            if self.ahead and (tokens := job.computed - job.awaited) >= job.filled:
+                self.memory.name(job, tokens)
         if job.known < job.length:
             return False
         self.memory.release(job)
