@@ -23,7 +23,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    for name in ("model", "plan", "needle", "bench-concurrency", "version"):
+    for name in ("model", "plan", "simulate", "needle", "bench-concurrency", "version"):
         assert f"\n    {name}" in out
     assert "--kv-eviction" in out
 
@@ -161,6 +161,7 @@ def status(words: list[str]) -> int:
 #: What only the command itself can see to be wrong.
 WRONG = {
     "plan": ["--config.keep", "2"],
+    "simulate": ["--model", "Qwen/Qwen2.5-7B-Instruct", "--trace", "/nowhere"],
     "calibrate": ["/nowhere"],
     "tune": ["/nowhere"],
     "report": ["--chapters", "chess"],

@@ -8,12 +8,13 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.policies import READ_ATTENTION
 from entropykv_vllm.config.presets import PRESETS
 from entropykv_vllm.config.settings import EvictionConfig
-from entropykv_vllm.errors import UsageError
+from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.plan import flags as plan_flags
 from entropykv_vllm.plan.answer import YOURS, pools_of, question_of
 from entropykv_vllm.plan.cards import overhead_bytes, room_bytes
@@ -45,14 +46,22 @@ def main(argv: list[str] | None = None) -> int:
         report = _report(args, dotted)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if args.json is None:
+    if args.json is None or str(args.json) != "-":
         print(text(report))
-    elif str(args.json) == "-":
-        print(json.dumps(report, indent=2))
-    else:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-        print(text(report))
+    if args.json is not None:
+        _write(report, args.json)
     return 0
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    numbers = json.dumps(report, indent=2)
+    if str(path) == "-":
+        print(numbers)
+        return
+    try:
+        path.write_text(numbers + "\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _report(args: argparse.Namespace, dotted: dict[str, Any]) -> dict[str, Any]:

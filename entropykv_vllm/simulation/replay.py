@@ -63,6 +63,7 @@ def replay(
         if ending.next_end <= now:
             progress(len(ending.end()))
             result.seconds = now
+    assert not any(lane.replica.load for lane in lanes), "requests are left that nothing moves"
     return result
 
 

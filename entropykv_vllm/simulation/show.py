@@ -23,7 +23,7 @@ def _head(report: dict[str, Any]) -> str:
     return (
         f"{count:,} requests of {report['prompt_tokens'] / count:,.0f} tokens and answers of "
         f"{report['answer_tokens'] / count:,.0f} on average, in {_seconds(report['seconds'])};\n"
-        f"{report['model']} on {several} with {show_bytes(report['room_bytes'])} for pages, "
+        f"{report['model']} on {several} with {show_bytes(report['room_bytes'])} for pages,\n"
         f"--max-num-seqs {report['max_num_seqs']} and "
         f"--max-num-batched-tokens {report['max_num_batched_tokens']}."
     )

@@ -95,6 +95,14 @@ def test_numbers_are_written_to_a_file_beside_the_table(capsys, tmp_path):
     assert f"{rate:,.0f}" in table
 
 
+def test_a_file_that_cannot_be_written_is_named_and_the_table_is_not_lost(capsys):
+    words = ["simulate", *MODEL, *TRACE, "--preset", "max", "--json", "/nowhere/out.json"]
+    assert cli.main(words) == 1
+    streams = capsys.readouterr()
+    assert "As they come:" in streams.out
+    assert "/nowhere/out.json cannot be written: No such file" in streams.err
+
+
 def test_given_times_take_the_place_of_the_cards(capsys):
     words = "--preset", "max", "--prefill-rate", "5000", "--step-ms", "20", "--bandwidth", "500GB"
     assert simulate(capsys, *words)["times"] == {
