@@ -16,7 +16,9 @@ from entropykv_vllm.config.presets import PRESETS
 from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.plan import flags as plan_flags
+from entropykv_vllm.plan.advice import policy_notes
 from entropykv_vllm.plan.answer import YOURS, pools_of, question_of
+from entropykv_vllm.plan.capacity import check_head
 from entropykv_vllm.plan.cards import overhead_bytes, room_bytes
 from entropykv_vllm.plan.memory import FULL, LONGEST, Question, check_question
 from entropykv_vllm.plan.model_config import find_model
@@ -68,8 +70,10 @@ def _report(args: argparse.Namespace, dotted: dict[str, Any]) -> dict[str, Any]:
     flags.check(args)
     plan_flags.check_page(args)
     requests = _requests(args)
-    name, config_json = find_model(args.model) if args.model else ("MODEL", {})
+    named = args.model is not None
+    name, config_json = find_model(args.model) if named else ("MODEL", {})
     shape = read_shape(config_json, plan_flags.numbers(args))
+    check_head(shape.head_size)
     question = _question(args, shape)
     room = _room(shape, question)
     fleets, left_out = _fleets(args, dotted, shape, room)
@@ -85,7 +89,7 @@ def _report(args: argparse.Namespace, dotted: dict[str, Any]) -> dict[str, Any]:
         "max_num_seqs": question.serving.requests,
         "max_num_batched_tokens": question.serving.step_tokens,
         **report,
-        "notes": left_out,
+        "notes": [*policy_notes(args.policy or ""), *left_out],
     }
 
 

@@ -113,7 +113,7 @@ def check(args: argparse.Namespace) -> None:
     """
     if (args.trace is None) == (args.synthetic is None):
         raise ValueError("name one trace: a file with --trace, or numbers with --synthetic")
-    if not args.model and args.kv_heads is None:
+    if args.model is None and args.kv_heads is None:
         raise ValueError("name a model with --model, or give its numbers")
     for name in ("replicas", "requests", "speed", "prefill_rate", "step_ms"):
         if (value := getattr(args, name)) is not None and value <= 0:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from entropykv_vllm.config.settings import CONFIG_KEY, load
 from entropykv_vllm.plan.pool import Pool
 from entropykv_vllm.simulation.job import Job
 from entropykv_vllm.simulation.memory import Memory
@@ -128,7 +129,7 @@ def _config():
         ).create_engine_config()
 
 
-def _groups(plan: Pool) -> list:
+def _groups(plan: Pool, origin) -> list:
     """vLLM's page groups with our tiers, those of a planned pool."""
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
@@ -140,7 +141,8 @@ def _groups(plan: Pool) -> list:
     for i, table in enumerate(plan.tables):
         size = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
         if isinstance(table, Evicted):
-            spec = TierSpec(block_size=table.plan.page, plan=table.plan, **size)
+            page = table.plan.page
+            spec = TierSpec(block_size=page, plan=table.plan, origin=origin, **size)
         elif isinstance(table, Sliding):
             spec = SlidingWindowSpec(block_size=table.page, sliding_window=table.window, **size)
         else:
@@ -158,11 +160,13 @@ def make_scheduler(server: Server):
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.structured_output import StructuredOutputManager
 
+    from entropykv_vllm.serving.origin import origin_of
     from entropykv_vllm.serving.scheduler import EvictionAsyncScheduler, EvictionScheduler
 
     init_none_hash(sha256)
-    config = copy.deepcopy(_config())
-    groups = _groups(server.plan)
+    config, settings = copy.deepcopy(_config()), load("entropykv", None)
+    config.additional_config = {CONFIG_KEY: settings.model_dump(mode="json")}
+    groups = _groups(server.plan, origin_of(settings))
     page = groups[0].kv_cache_spec.block_size
     config.scheduler_config.max_num_batched_tokens = server.step_tokens
     config.scheduler_config.max_num_scheduled_tokens = server.step_tokens

@@ -8,9 +8,7 @@ import sys
 import pytest
 
 from entropykv_vllm import cli
-from entropykv_vllm.config.policies import OBSERVING
 from entropykv_vllm.config.presets import PRESETS
-from entropykv_vllm.kernels.scores import OBSERVED
 
 MODEL = ["--model", "Qwen/Qwen2.5-7B-Instruct", "--weights", "int4", "--gpu", "8GB"]
 TRACE = ["--synthetic", "requests=24 prompt=3000 output=60 rate=4 shared=512"]
@@ -54,10 +52,6 @@ def test_settings_of_your_own_get_a_row(capsys):
     assert [cache["cache"] for cache in report["caches"]] == ["full, 16 bits", "your settings"]
     full, yours = report["caches"]
     assert full["full"]["prefix_hit_rate"] > yours["full"]["prefix_hit_rate"] == 0
-
-
-def test_policies_that_read_attention_are_those_of_the_kernels():
-    assert set(OBSERVING) == set(OBSERVED)
 
 
 def test_two_replicas_answer_more_than_one(capsys):
