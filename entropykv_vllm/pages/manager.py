@@ -31,6 +31,7 @@ from entropykv_vllm.plan.schedule import (
     hot_start,
     moves,
     peak_pages,
+    reserved_pages,
 )
 
 #: One order over all tiers: a page freed by one may be taken by another in the same step.
@@ -78,6 +79,8 @@ class TierManager(SingleTypeKVCacheManager):
         self._unwritten: dict[str, list[KVCacheBlock]] = {}
         # Requests that could not be collapsed for want of pages: they must not go on.
         self._stuck: set[str] = set()
+        # The tokens that a request had when it was last admitted, or waited to be.
+        self._whole: dict[str, int] = {}
 
     @property
     def has_positionally_stable_blocks(self) -> bool:
@@ -215,16 +218,28 @@ class TierManager(SingleTypeKVCacheManager):
         apply_admission_cap: bool = False,
         **kwargs,
     ) -> int:
-        """As vLLM's, but a whole request is admitted by its peak, and a stuck one never fits."""
+        """As vLLM's, but a whole request is admitted by its peak, and a stuck one never fits.
+
+        Besides, what others that are still being read will take stays free.
+        """
         if request_id in self._stuck:
             return self.block_pool.num_gpu_blocks
         if not apply_admission_cap:
             return super().get_num_blocks_to_allocate(
                 request_id, num_tokens, new_computed_blocks, *args, **kwargs
             )
+        self._whole[request_id] = num_tokens
         adopted = [block for block in new_computed_blocks if not block.is_null]
         fresh = max(0, peak_pages(self.plan, num_tokens) - len(adopted))
-        return fresh + self._get_num_evictable_blocks(adopted)
+        return fresh + self._get_num_evictable_blocks(adopted) + self._reserved(request_id)
+
+    def _reserved(self, request_id: str) -> int:
+        tables = ((other, self.req_to_blocks.get(other)) for other in self._whole)
+        return sum(
+            reserved_pages(self.plan, self.progress_of(other), len(table), self._whole[other])
+            for other, table in tables
+            if table and other != request_id
+        )
 
     def add_local_computed_blocks(
         self,
@@ -249,6 +264,7 @@ class TierManager(SingleTypeKVCacheManager):
         it was to write must not be found. (vLLM leaves them in the prefix cache.)
         """
         self.progress.pop(request_id, None)
+        self._whole.pop(request_id, None)
         self._stuck.discard(request_id)
         self._unhashed.pop(request_id, None)
         self._moves = [move for move in self._moves if move.request_id != request_id]

@@ -267,6 +267,24 @@ def held_pages(plan: TierPlan, at: int, tokens: int) -> int:
     return cold_count(plan, at) + math.ceil(tokens / plan.page) - hot_start(plan, at) // plan.page
 
 
+def reserved_pages(plan: TierPlan, at: int, entries: int, whole: int) -> int:
+    """Pages to keep free for a request that is let in and still being read.
+
+    vLLM admits a request by the pages that are free when it comes, and then reads its prompt in
+    large steps. Here prompts are read an interval a step, many side by side: without this they
+    would all be let in, meet on the way to their peaks, and be preempted.
+
+    Args:
+        plan: of the tier.
+        at: the boundary of the request's last collapse.
+        entries: of its table so far.
+        whole: its tokens when it was let in.
+    """
+    if entries * plan.page >= whole:
+        return 0
+    return max(0, peak_pages(plan, whole) - held_pages(plan, at, entries * plan.page))
+
+
 def held_tokens(plan: TierPlan, at: int, tokens: int) -> int:
     """Tokens held by a request of `tokens` tokens whose last collapse was at boundary `at`."""
     return cold_count(plan, at) * plan.cold + tokens - hot_start(plan, at)

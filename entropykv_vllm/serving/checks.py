@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.kv_cache_interface import (
@@ -108,11 +109,22 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
             "cannot run vLLM's V2 model runner on CPUs: set VLLM_USE_V2_MODEL_RUNNER=0",
         ),
         (
+            current_platform.is_cpu() and parallel.use_ray and _older_ray_executor(),
+            "runs vLLM's older executor on Ray on GPUs only: leave out "
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0",
+        ),
+        (
             config.scheduler_config.disable_hybrid_kv_cache_manager is True,
             "needs vLLM's hybrid KV cache manager: leave out --disable-hybrid-kv-cache-manager",
         ),
         *(_gpu_refusals(config) if current_platform.is_cuda() else []),
     ]
+
+
+def _older_ray_executor() -> bool:
+    """Is it the one whose workers talk through GPUs, as they do unless told otherwise?"""
+    newer, channel = envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND, "VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE"
+    return not newer and getattr(envs, channel) != "shm"
 
 
 def _gpu_refusals(config: VllmConfig) -> list[tuple[bool, str]]:

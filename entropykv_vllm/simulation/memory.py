@@ -37,6 +37,7 @@ class Memory:
         self.caching = caching
         self.tables = [_table(table, self.pool, caching, in_flight) for table in plan.tables]
         self._unwritten: list[Row] = []
+        self._read: list[Job] = []  # requests that were let in and, when last looked, still read
         self.page = self.tables[0].page
         self.busy = {place for table in self.tables for place in table.busy()}
         if ahead and any(isinstance(table, SlidingTable) for table in self.tables):
@@ -85,16 +86,31 @@ class Memory:
         """Let a waiting request in with its next tokens, if all of it fits; whether it did."""
         free, tokens = self.pool.free, hit + count
         pairs = list(zip(self.tables, found, strict=True))
-        if sum(table.admitting(job.known, row, hit) for table, row in pairs) > free:
+        needed = sum(table.admitting(job.known, row, hit) for table, row in pairs)
+        if needed + self._reserved() > free:
             return False
         if sum(table.starting(tokens, row, hit) for table, row in pairs) > free:
             return False
-        job.rows = [Row() for _ in self.tables]
+        job.rows = [Row(whole=job.known) for _ in self.tables]
         for (table, pages), row in zip(pairs, job.rows, strict=True):
             table.adopt(row, pages, hit)
         self._take(job, tokens)
         job.steady = False
+        self._read.append(job)
         return True
+
+    def _reserved(self) -> int:
+        """Pages that requests which are still being read will take."""
+        self._read = [
+            job
+            for job in self._read
+            if job.rows and len(job.rows[0].pages) * self.page < job.rows[0].whole
+        ]
+        return sum(
+            table.reserved(row)
+            for job in self._read
+            for table, row in zip(self.tables, job.rows, strict=True)
+        )
 
     def grow(self, job: Job, count: int) -> bool:
         """Give a running request pages for its next tokens; whether there were enough.

@@ -27,6 +27,7 @@ class Row:
         unnamed: cold pages that are to be entered in the prefix cache.
         stuck: whether a move found no page, so that the request cannot go on.
         dropped: entries from the start on that a sliding window has left.
+        whole: the tokens that the request had when it was let in.
         unwritten: pages of a tier that were entered in the prefix cache since the last step was
             planned, which takes them out again if the request lets go of them.
     """
@@ -39,6 +40,7 @@ class Row:
     unnamed: list[tuple[Page, ColdPage]] = field(default_factory=list)
     stuck: bool = False
     dropped: int = 0
+    whole: int = 0
     unwritten: list[Page] = field(default_factory=list)
 
 
@@ -66,6 +68,10 @@ class Table:
     def admitting(self, tokens: int, found: Found, hit: int) -> int:
         """Free pages with which a request of so many tokens is admitted after a prefix hit."""
         return self.starting(tokens, found, hit)
+
+    def reserved(self, row: Row) -> int:
+        """Pages to keep free for a request that was let in: vLLM alone keeps none."""
+        return 0
 
     def starting(self, tokens: int, found: Found, hit: int) -> int:
         """Free pages that a request takes for its first tokens, the prefix hit included."""

@@ -7,7 +7,14 @@ from collections.abc import Hashable, Sequence
 
 from entropykv_vllm.pages.hits import longest_hit
 from entropykv_vllm.plan.pool import Evicted
-from entropykv_vllm.plan.schedule import ColdPage, Move, boundary, moves, peak_pages
+from entropykv_vllm.plan.schedule import (
+    ColdPage,
+    Move,
+    boundary,
+    moves,
+    peak_pages,
+    reserved_pages,
+)
 from entropykv_vllm.simulation.pool import Page, Pool
 from entropykv_vllm.simulation.table import Found, Row, Table, unheld
 
@@ -74,6 +81,9 @@ class TierTable(Table):
     def admitting(self, tokens: int, found: Found, hit: int) -> int:
         adopted = sum(page is not None for page in found)
         return max(0, peak_pages(self.tier, tokens) - adopted) + unheld(found)
+
+    def reserved(self, row: Row) -> int:
+        return reserved_pages(self.tier, row.at, len(row.pages), row.whole)
 
     def adopt(self, row: Row, found: Found, hit: int) -> None:
         super().adopt(row, found, hit)

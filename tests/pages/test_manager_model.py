@@ -225,6 +225,25 @@ def test_admission_counts_the_peak_and_not_the_length():
     assert engine.preemptions == 0
 
 
+def test_prompts_that_are_read_side_by_side_do_not_preempt_each_other():
+    """Each is read an interval a step; pages that are free when it comes are soon others'."""
+    plan = TierPlan("all", PAGE, PAGE, 16, 32, 16, 0.5, 0)
+    engine = Engine([plan], 1 + 3 * (peak_pages(plan, 600) + 1))  # and a page for their answers
+    requests = [engine.add(f"r{i}", tokens(i, 600)) for i in range(8)]
+    most = 0
+    for _ in range(400):
+        engine.step(1000)
+        most = max(most, len(engine.running))
+        for request in list(engine.running):
+            if request.num_tokens >= 602:
+                engine.abort(request)
+    assert not engine.running
+    assert not engine.waiting
+    assert all(request.num_tokens >= 602 for request in requests)
+    assert engine.preemptions == 0
+    assert most >= 3, "they must meet, or this says nothing"
+
+
 @given(tiers(), st.integers(1, 300), st.sampled_from([5, 64, 1000]))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_what_is_not_held_was_counted_as_evicted(plans, length, budget):
