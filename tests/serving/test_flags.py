@@ -271,3 +271,36 @@ def test_the_help_names_every_setting():
     helps = {word: a.help for a in parser._actions for word in a.option_strings}
     for name, field in EvictionConfig.model_fields.items():
         assert f"- {name}: {field.description}" in helps["--kv-eviction-config"]
+
+
+def test_an_older_ray_executor_that_talks_through_gpus_is_refused_on_cpus(make, monkeypatch):
+    pytest.importorskip("ray")
+    words = ["--kv-eviction", "entropykv", "--distributed-executor-backend", "ray"]
+    config = make(*words).create_engine_config()
+    assert config.parallel_config.use_ray
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    with pytest.raises(checks.UnsupportedError, match="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0"):
+        checks.check_engine(config)
+    monkeypatch.setenv("VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE", "shm")
+    checks.check_engine(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["--distributed-executor-backend", "ray"], True),
+        (["--distributed-executor-backend", "ray", "--data-parallel-size", "2"], False),
+        (["--distributed-executor-backend", "mp"], False),
+    ],
+)
+def test_an_executor_of_ours_asks_the_nodes(make, words, ours):
+    pytest.importorskip("ray")
+    backend = make("--kv-eviction", "entropykv", *words).distributed_executor_backend
+    from entropykv_vllm.serving.ray_executor import EvictionRayExecutor
+
+    assert (backend is EvictionRayExecutor) == ours
+    assert ours or backend in words
+
+
+def test_without_eviction_ray_stays_as_it_is(make):
+    assert make("--distributed-executor-backend", "ray").distributed_executor_backend == "ray"
