@@ -191,13 +191,19 @@ $(OTHER_SOURCES): | $(BIN)/python
 	rm $(OTHER).part/*.whl
 	mv $(OTHER).part $(OTHER)
 
+# Tests without an engine run side by side, a file at a time in each process; engines use all cores.
+# 5: PYTEST_ARGS selects no test of this half.
+UNIT := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell nproc) --dist loadfile \
+	-m 'not engine and not cluster' $(PYTEST_ARGS)
+
 .PHONY: test
 test: model $(OTHER_SOURCES) ## run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(UNIT) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m 'engine or cluster' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 .PHONY: test-unit
 test-unit: model $(OTHER_SOURCES) ## run the tests that start no engine
-	$(BIN)/python -m pytest -m 'not engine and not cluster' $(PYTEST_ARGS)
+	$(UNIT)
 
 .PHONY: check
 check: env ## check format, lint and types
