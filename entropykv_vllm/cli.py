@@ -54,6 +54,10 @@ ELSEWHERE = {
         "entropykv_vllm.evaluation.quantization",
         "compare ways to store the cache in 8 or 4 bits",
     ),
+    "bench": (
+        "entropykv_vllm.evaluation.bench.command",
+        "serve the same load in the same memory, without eviction and with it",
+    ),
     "bench-concurrency": (
         "entropykv_vllm.evaluation.concurrency",
         "measure how many requests fit into the same memory",

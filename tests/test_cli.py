@@ -170,6 +170,7 @@ WRONG = {
     "generation": ["--model", "/nowhere"],
     "quality": ["--model", "/nowhere"],
     "quantization": ["--model", "/nowhere"],
+    "bench": ["--presets", "fast"],
     "bench-concurrency": ["--model", "/nowhere"],
     "bench-kernels": ["--only", "chess"],
     "memory": ["--presets", "fast"],

@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from entropykv_vllm.errors import RunError
@@ -41,14 +41,21 @@ def command(model: str, port: int, arguments: list[str]) -> list[str]:
     ]
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of a server on a CPU; what is set outside wins."""
-    return {
+def environment(arguments: Sequence[str] = ()) -> dict[str, str]:
+    """Return the environment of a server on a CPU; what is set outside wins.
+
+    But for the memory for pages: arguments that name it win, since on CPUs vLLM lets the
+    environment win.
+    """
+    env = {
         "OMP_NUM_THREADS": str(os.cpu_count()),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         **os.environ,
     }
+    if "--kv-cache-memory-bytes" in arguments:
+        del env["VLLM_CPU_KVCACHE_SPACE"]
+    return env
 
 
 def pool_bytes() -> float:
@@ -68,7 +75,7 @@ def serving(model: str, arguments: list[str]) -> Iterator[tuple[str, Path]]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="entropykv-") as folder:
         log = Path(folder) / "server.log"
-        env = {**environment(), "TMPDIR": folder}
+        env = {**environment(arguments), "TMPDIR": folder}
         with log.open("w") as sink, started(command(model, port, arguments), env, sink) as child:
             url = f"http://127.0.0.1:{port}"
             _wait(url, child, log)
