@@ -4,7 +4,7 @@
 import pytest
 
 from entropykv_vllm.evaluation import prompts as needles
-from entropykv_vllm.plan.schedule import peak_pages
+from entropykv_vllm.plan.schedule import boundary, held_pages, peak_pages
 
 from .conftest import MAX_TOKENS
 
@@ -119,13 +119,16 @@ def test_a_seed_gives_the_same_answer_whatever_the_chunks(engine, corpus):
 
 
 def test_preempted_requests_answer_as_if_they_were_not(engine, corpus):
-    """A pool too small for all: hold pages back, so that vLLM must preempt."""
+    """A pool that all fit into with their prompts, but not with their answers."""
     batch = {f"r{i}": corpus[i * 1100 : i * 1100 + 900] for i in range(3)}
     calm = engine.run(batch, max_tokens=160)
     engine.forget()
     before = engine.preemptions
     pool = engine.scheduler.kv_cache_manager.block_pool
-    room = sum(2 * peak_pages(tier.plan, 900) + 8 for tier in engine.tiers)
+    room = sum(
+        2 * held_pages(tier.plan, boundary(tier.plan, 899), 900) + peak_pages(tier.plan, 900) + 1
+        for tier in engine.tiers
+    )
     kept_back = pool.get_new_blocks(pool.get_num_free_blocks() - room)
     try:
         tight = engine.run(batch, max_tokens=160)
