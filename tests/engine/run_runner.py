@@ -23,8 +23,6 @@ LLAMA = {
 }
 #: Tokens of a step. Chunks of prompts end inside pages, and at boundaries.
 CHUNK = 90
-#: Pages that a tight pool has less than all requests need at their peaks.
-SHORT = 4
 
 
 def make_model(folder: Path) -> None:
@@ -124,14 +122,13 @@ class Watched:
         return self.llm.generate(inputs, params, use_tqdm=False)
 
     def answer_tightly(self, prompts: list[list[int]]) -> list:
-        """With so few pages that not all requests find room to the end."""
+        """With pages for the longest alone, so that not all find room to the end."""
         from entropykv_vllm.plan.schedule import peak_pages
 
         self.scheduler.reset_prefix_cache()
         pool = self.scheduler.kv_cache_manager.block_pool
-        lengths = [len(ids) + self.tokens for ids in prompts]
-        peaks = [peak_pages(tier.plan, n) for tier in self.scheduler._tiers for n in lengths]
-        room = sum(peaks) - SHORT
+        longest = max(map(len, prompts)) + self.tokens
+        room = sum(peak_pages(tier.plan, longest) for tier in self.scheduler._tiers)
         kept_back = pool.get_new_blocks(pool.get_num_free_blocks() - room)
         try:
             return self.answer(prompts)
