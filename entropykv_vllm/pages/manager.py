@@ -30,7 +30,6 @@ from entropykv_vllm.plan.schedule import (
     cold_count,
     hot_start,
     moves,
-    peak_pages,
     reserved_pages,
 )
 
@@ -79,8 +78,9 @@ class TierManager(SingleTypeKVCacheManager):
         self._unwritten: dict[str, list[KVCacheBlock]] = {}
         # Requests that could not be collapsed for want of pages: they must not go on.
         self._stuck: set[str] = set()
-        # The tokens that a request had when it was last admitted, or waited to be.
+        # The tokens that a request had when it was let in, and of the last one that asked to be.
         self._whole: dict[str, int] = {}
+        self._asking: tuple[str, int] | None = None
 
     @property
     def has_positionally_stable_blocks(self) -> bool:
@@ -222,24 +222,31 @@ class TierManager(SingleTypeKVCacheManager):
 
         Besides, what others that are still being read will take stays free.
         """
+        if apply_admission_cap:
+            self._asking = request_id, num_tokens
+            adopted = [block for block in new_computed_blocks if not block.is_null]
+            fresh = max(0, self._lacking(request_id, num_tokens) - len(adopted))
+            return fresh + self._get_num_evictable_blocks(adopted) + self._reserved(request_id)
         if request_id in self._stuck:
             return self.block_pool.num_gpu_blocks
-        if not apply_admission_cap:
-            return super().get_num_blocks_to_allocate(
-                request_id, num_tokens, new_computed_blocks, *args, **kwargs
-            )
-        self._whole[request_id] = num_tokens
-        adopted = [block for block in new_computed_blocks if not block.is_null]
-        fresh = max(0, peak_pages(self.plan, num_tokens) - len(adopted))
-        return fresh + self._get_num_evictable_blocks(adopted) + self._reserved(request_id)
+        return super().get_num_blocks_to_allocate(
+            request_id, num_tokens, new_computed_blocks, *args, **kwargs
+        )
+
+    def _lacking(self, request_id: str, whole: int) -> int:
+        """Pages between what a request holds and its peak; a waiting one may hold some, too."""
+        entries = len(self.req_to_blocks.get(request_id, ()))
+        return reserved_pages(self.plan, self.progress_of(request_id), entries, whole)
 
     def _reserved(self, request_id: str) -> int:
-        tables = ((other, self.req_to_blocks.get(other)) for other in self._whole)
-        return sum(
-            reserved_pages(self.plan, self.progress_of(other), len(table), self._whole[other])
-            for other, table in tables
-            if table and other != request_id
-        )
+        others = (item for item in self._whole.items() if item[0] != request_id)
+        return sum(self._lacking(other, whole) for other, whole in others)
+
+    def allocate_new_blocks(self, request_id: str, *args, **kwargs) -> list[KVCacheBlock]:
+        """As vLLM's; a request that asked to be let in now is."""
+        if self._asking is not None and self._asking[0] == request_id:
+            self._whole[request_id], self._asking = self._asking[1], None
+        return super().allocate_new_blocks(request_id, *args, **kwargs)
 
     def add_local_computed_blocks(
         self,

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from entropykv_vllm.pages.hits import content_hash
 from entropykv_vllm.pages.spec import Origin, TierSpec
@@ -122,6 +124,18 @@ class Engine:
         self.waiting.append(request)
         return request
 
+    def is_read(self, request: Request) -> bool:
+        """Whether all but a request's last answer is in its pages."""
+        return request.num_computed_tokens == request.num_tokens - 1 >= request.num_prompt_tokens
+
+    def extend(self, request: Request, tokens: list[int]) -> None:
+        """The prompt of a request that has its answer goes on: it waits, and keeps its pages."""
+        self.running.remove(request)
+        update = StreamingUpdate(None, tokens, 10_000, 0.0, request.sampling_params)
+        scheduler = SimpleNamespace(hash_block_size=self.plans[0].page, log_stats=False)
+        Scheduler._update_request_as_session(scheduler, request, update)
+        self.waiting.insert(0, request)
+
     def abort(self, request: Request) -> None:
         for queue in (self.running, self.waiting):
             if request in queue:
@@ -141,8 +155,10 @@ class Engine:
                 budget -= taken
                 preempted |= again
         while self.waiting and budget and not preempted:
+            self.waiting.sort(key=lambda request: request.num_computed_tokens == 0)
             taken = self._admit(self.waiting[0], budget)
             if not taken:
+                assert self.running or not self._fits(self.waiting[0]), "nobody runs, all wait"
                 break
             budget -= taken
         self._execute()
@@ -175,8 +191,11 @@ class Engine:
         self.preemptions += 1
 
     def _admit(self, request: Request, budget: int) -> int:
-        blocks, hit, _ = self.manager.get_computed_blocks(request)
-        count = self._clip(request, hit, min(budget, request.num_tokens - hit))
+        blocks, hit, start = None, 0, request.num_computed_tokens
+        if not start:
+            blocks, hit, _ = self.manager.get_computed_blocks(request)
+            start = hit
+        count = self._clip(request, start, min(budget, request.num_tokens - start))
         slots = self.manager.allocate_slots(
             request, count, hit, blocks, full_sequence_must_fit=True
         )
@@ -185,14 +204,22 @@ class Engine:
         self.waiting.pop(0)
         self.running.append(request)
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = hit
+        request.num_computed_tokens = start
         self.hits[request.request_id] = hit
-        self._fresh.append((request, hit, count))
+        self._fresh.append((request, start, count))
         return count
+
+    def _fits(self, request: Request) -> bool:
+        """Whether there are pages for what a request lacks, and to copy those that others have."""
+        tables = [tier.req_to_blocks.get(request.request_id, ()) for tier in self.tiers]
+        held = [block for table in tables for block in table if not block.is_null]
+        lacking = sum(peak_pages(plan, request.num_tokens) for plan in self.plans) - len(held)
+        shared = sum(block.ref_cnt > 1 for block in held)
+        return lacking + shared <= self.pool.get_num_free_blocks()
 
     def _execute(self) -> None:
         moves = sorted((m for t in self.tiers for m in t.take_moves()), key=lambda m: m.order)
-        names = {r.request_id: r.block_hashes for r in self.running}
+        names = {r.request_id: r.block_hashes for r in self._holding()}
         self.memory.carry_out(moves, names, self.plans)
         for request, start, count in self._fresh:
             self._write(request, start, count)
@@ -214,9 +241,12 @@ class Engine:
 
     def check(self) -> None:
         self._check_ownership()
-        for request in self.running:
+        for request in self._holding():
             for group, plan in enumerate(self.plans):
                 self._check_table(request, group, plan)
+
+    def _holding(self) -> list[Request]:
+        return self.running + [r for r in self.waiting if r.num_computed_tokens]
 
     def _check_ownership(self) -> None:
         owners: Counter[int] = Counter()

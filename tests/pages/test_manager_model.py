@@ -107,6 +107,9 @@ def _run(plans: list[TierPlan], caching: bool, seed: int, slack: int) -> None:
     for request in engine.running + engine.waiting:
         engine.abort(request)
     assert engine.pool.get_num_free_blocks() == engine.pool.num_gpu_blocks - 1, "pages leaked"
+    for tier in engine.tiers:
+        kept = [tier.progress, tier._whole, tier._stuck, tier._unhashed, tier._unwritten]
+        assert not any(kept), "something of a request is kept that is gone"
 
 
 def _act(engine: Engine, rng: random.Random, name: str) -> None:
@@ -119,6 +122,9 @@ def _act(engine: Engine, rng: random.Random, name: str) -> None:
         engine.check()
     elif event < 0.31 and not engine.running:
         engine.manager.reset_prefix_cache()
+    elif event < 0.4 and (answered := [r for r in engine.running if engine.is_read(r)]):
+        request = rng.choice(answered)
+        engine.extend(request, tokens(0, rng.randint(1, max(1, 220 - request.num_tokens))))
     for request in list(engine.running):
         if request.num_tokens >= 230:
             engine.abort(request)
