@@ -221,6 +221,33 @@ def test_an_exhausted_pool_with_shared_pages_preempts_and_recovers():
     assert not engine.waiting
 
 
+def test_a_session_that_found_no_page_to_copy_to_goes_on_when_there_are_some():
+    engine = Engine(TIERS["one tier"], 100)
+    first, second = (_session_at_a_boundary(engine, name) for name in "ab")
+    taken = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    engine.waiting.append(second)
+    blocks = engine.manager.empty_kv_cache_blocks
+    asked = [
+        engine.manager.allocate_slots(second, 1, 0, blocks, full_sequence_must_fit=True)
+        for _ in range(2)
+    ]
+    assert asked == [None, None]
+    assert engine.tiers[0]._stuck, "it must have been refused for that, or this says nothing"
+    engine.pool.free_blocks(taken)
+    engine.step(1000)
+    assert second in engine.running
+    engine.abort(first)
+
+
+def _session_at_a_boundary(engine: Engine, name: str):
+    """A request of 96 tokens that waits with its pages, and nobody lets it in."""
+    request = engine.add(name, tokens(0, 96))
+    run_to(engine, 96, 1000)
+    engine.extend(request, [1])
+    engine.waiting.remove(request)
+    return request
+
+
 def test_admission_counts_the_peak_and_not_the_length():
     plan = TierPlan("all", PAGE, PAGE, 16, 32, 16, 0.25, 4)
     pages = 1 + peak_pages(plan, 400)
