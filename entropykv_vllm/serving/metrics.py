@@ -60,12 +60,12 @@ _DEMAND: dict[int, float] = {}
 
 
 def demand() -> float:
-    """The pools of pages that the requests of this process's engines ask for.
+    """How many times the pages of this process's engines the requests ask for.
 
     It is the share of the pages that running requests hold; each waiting one counts as much as a
-    running one does on average.
+    running one does on average. Engines have pools of one size.
     """
-    return sum(_DEMAND.values())
+    return sum(_DEMAND.values()) / max(1, len(_DEMAND))
 
 
 def _demand(stats: SchedulerStats) -> float:

@@ -43,8 +43,12 @@ def build_openai_app(arguments: dict[str, Any]) -> serve.Application:
 
 
 def with_eviction(model: dict[str, Any]) -> dict[str, Any]:
-    """One entry of `llm_configs` as Ray takes it."""
-    engine = dict(model.get("engine_kwargs", {}))
+    """One entry of `llm_configs` as Ray takes it.
+
+    Raises:
+        ValueError: if the settings are wrong, in one sentence.
+    """
+    engine = dict(model.get("engine_kwargs") or {})
     policy, settings = engine.pop(POLICY, "none"), engine.pop(SETTINGS, None)
     if policy == "none":
         if settings is not None:
@@ -52,6 +56,9 @@ def with_eviction(model: dict[str, Any]) -> dict[str, Any]:
         return {**model, "engine_kwargs": engine}
     config = load(policy, settings)
     ours = {**engine_settings(config), "block_size": page_size(config)}
-    others = {**ours.pop("additional_config"), **engine.pop("additional_config", {})}
+    for name in ("worker_cls", "scheduler_cls"):
+        if engine.pop(name, None) not in (None, "auto", ours[name]):
+            raise ValueError(f"{POLICY} sets {name} itself: leave that out")
+    others = {**ours.pop("additional_config"), **(engine.pop("additional_config", None) or {})}
     engine = {**ours, **engine, "additional_config": others}
     return {"server_cls": EvictionServer, **model, "engine_kwargs": engine}

@@ -47,6 +47,13 @@ def test_waiting_requests_ask_for_as_much_as_running_ones(running, waiting, usag
     assert metrics._demand(stats) == demand
 
 
+def test_a_replica_of_several_engines_asks_for_what_one_does_on_average(monkeypatch):
+    monkeypatch.setattr(metrics, "_DEMAND", {0: 0.6, 1: 0.8})
+    assert metrics.demand() == pytest.approx(0.7)
+    monkeypatch.setattr(metrics, "_DEMAND", {})
+    assert metrics.demand() == 0
+
+
 def test_settings_become_what_vllm_takes():
     pytest.importorskip("ray")
     from entropykv_vllm import engine_args
@@ -70,6 +77,8 @@ def test_settings_become_what_vllm_takes():
     [
         ({"kv_eviction_config": "max"}, "needs kv_eviction beside it"),
         ({"kv_eviction": "entropykv", "kv_eviction_config": "nonsense"}, "nonsense"),
+        ({"kv_eviction": "entropykv", "worker_cls": "theirs.Worker"}, "sets worker_cls itself"),
+        ({"kv_eviction": "entropykv", "scheduler_cls": "theirs.Plan"}, "sets scheduler_cls itself"),
     ],
 )
 def test_wrong_settings_are_refused_in_words(engine, says):
@@ -78,3 +87,13 @@ def test_wrong_settings_are_refused_in_words(engine, says):
 
     with pytest.raises(ValueError, match=says):
         with_eviction({"engine_kwargs": engine})
+
+
+def test_what_a_file_leaves_empty_is_left_out():
+    pytest.importorskip("ray")
+    from entropykv_vllm import engine_args
+    from entropykv_vllm.serving.ray_serve import with_eviction
+
+    assert with_eviction({"engine_kwargs": None}) == {"engine_kwargs": {}}
+    empty = {"kv_eviction": "entropykv", "kv_eviction_config": None, "additional_config": None}
+    assert with_eviction({"engine_kwargs": empty})["engine_kwargs"] == engine_args("entropykv")
