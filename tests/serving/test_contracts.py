@@ -37,6 +37,12 @@ SIGNATURES = {
         "num_local_computed_tokens",
         "num_external_computed_tokens",
     ],
+    SingleTypeKVCacheManager.allocate_new_blocks: [
+        "self",
+        "request_id",
+        "num_tokens",
+        "num_tokens_main_model",
+    ],
     SingleTypeKVCacheManager.cache_blocks: [
         "self",
         "request",
