@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
-from entropykv_vllm.simulation.trace import LineError, Request, read_lines, whole
+from entropykv_vllm.simulation.trace import LineError, Request, read_lines, tokens
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
@@ -42,8 +42,8 @@ def _request(line: str) -> Request:
     time, prompt, output = (cell.strip() for cell in cells)
     return Request(
         arrival=_seconds(time),
-        prompt=whole(_number(prompt), "ContextTokens", 1),
-        output=max(1, whole(_number(output), "GeneratedTokens", 0)),
+        prompt=tokens(_number(prompt), "ContextTokens", 1),
+        output=max(1, tokens(_number(output), "GeneratedTokens", 0)),
     )
 
 
@@ -56,4 +56,7 @@ def _seconds(text: str) -> float:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.isdecimal() or text.removeprefix("-").isdecimal() else text
+    try:
+        return int(text) if text.removeprefix("-").isdecimal() else text
+    except ValueError:  # of thousands of digits
+        return text

@@ -33,7 +33,7 @@ from entropykv_vllm.simulation.read import read_trace
 from entropykv_vllm.simulation.report import Times, replays, simulate
 from entropykv_vllm.simulation.show import text
 from entropykv_vllm.simulation.synthetic import make_synthetic, parse_synthetic
-from entropykv_vllm.simulation.trace import Request
+from entropykv_vllm.simulation.trace import LATEST, Request
 
 #: The card if none is named, in bytes.
 GPU = 24 * 10**9
@@ -98,6 +98,8 @@ def _requests(args: argparse.Namespace) -> list[Request]:
         found = read_trace(args.trace, args.requests)
     else:
         found = make_synthetic(parse_synthetic(args.synthetic))[: args.requests]
+    if found[-1].arrival / args.speed > LATEST:
+        raise ValueError(f"the last request comes after more than {LATEST:g} seconds")
     if args.speed == 1:
         return found
     return [replace(request, arrival=request.arrival / args.speed) for request in found]

@@ -11,6 +11,7 @@ from entropykv_vllm.plan.flags import add_numbers, add_server, add_settings
 from entropykv_vllm.plan.weights import BYTES
 from entropykv_vllm.simulation.router import ROUTERS
 from entropykv_vllm.simulation.synthetic import Synthetic
+from entropykv_vllm.simulation.trace import MOST
 
 
 def parser() -> argparse.ArgumentParser:
@@ -116,7 +117,15 @@ def check(args: argparse.Namespace) -> None:
     if args.model is None and args.kv_heads is None:
         raise ValueError("name a model with --model, or give its numbers")
     for name in ("replicas", "requests", "speed", "prefill_rate", "step_ms"):
-        if (value := getattr(args, name)) is not None and value <= 0:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be more than 0")
+        _check_number(f"--{name.replace('_', '-')}", getattr(args, name))
     if args.gpu is not None and ("," in args.gpu or args.gpu == "all"):
         raise ValueError(f"--gpu is {args.gpu}: give the one card that each replica has")
+
+
+def _check_number(flag: str, value: float | None) -> None:
+    if value is None:
+        return
+    if value <= 0:
+        raise ValueError(f"{flag} is {value}: it must be more than 0")
+    if not 1 / MOST <= value <= MOST:
+        raise ValueError(f"{flag} is {value}: it must be a number from {1 / MOST:g} to {MOST:g}")

@@ -12,7 +12,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.simulation.trace import LineError, Request, read_lines, whole
+from entropykv_vllm.simulation.trace import (
+    LATEST,
+    LineError,
+    Request,
+    read_lines,
+    shown,
+    tokens,
+    whole,
+)
 
 #: Tokens of a block.
 BLOCK = 512
@@ -34,25 +42,30 @@ def read_mooncake(path: Path, lines: Iterable[tuple[int, str]], most: int | None
 def _request(line: str, prefixes: dict[tuple[int, int], int]) -> Request:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise LineError(f"is not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise LineError(f"is not JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(row, dict):
         raise LineError("is not an object")
     for key in ("timestamp", "input_length", "output_length", "hash_ids"):
         if key not in row:
             raise LineError(f"has no {key}")
-    prompt = whole(row["input_length"], "input_length", 1)
+    prompt = tokens(row["input_length"], "input_length", 1)
     return Request(
         arrival=_milliseconds(row["timestamp"]) / 1000,
         prompt=prompt,
-        output=max(1, whole(row["output_length"], "output_length", 0)),
+        output=max(1, tokens(row["output_length"], "output_length", 0)),
         shared=_shared(row["hash_ids"], prompt, prefixes),
     )
 
 
 def _milliseconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise LineError(f"has {json.dumps(value)} for timestamp, not a number of milliseconds")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise LineError(f"has {shown(value)} for timestamp, not a number of milliseconds")
+    if not 0 <= value <= 1000 * LATEST:
+        raise LineError(
+            f"has {shown(value)} for timestamp, which must be from 0 to {1000 * LATEST:,} "
+            "milliseconds"
+        )
     return value
 
 

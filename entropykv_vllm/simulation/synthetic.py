@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import random
-import shlex
 from dataclasses import asdict, dataclass
 
-from entropykv_vllm.simulation.trace import Request, in_order
+from entropykv_vllm.simulation.trace import MOST, Request, in_order
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,24 @@ def parse_synthetic(text: str) -> Synthetic:
     """
     kinds = {name: type(usual) for name, usual in asdict(Synthetic()).items()}
     given = {}
-    for part in shlex.split(text.replace(",", " ")):
+    for part in text.replace(",", " ").split():
         name, _, value = part.partition("=")
         if name not in kinds:
             raise ValueError(f"--synthetic has '{part}': it takes {', '.join(kinds)}, each with =")
         try:
             given[name] = kinds[name](value)
         except ValueError:
-            raise ValueError(f"--synthetic has '{value}' for {name}, not a number") from None
+            kind = "a whole number" if kinds[name] is int else "a number"
+            raise ValueError(f"--synthetic has '{value}' for {name}, not {kind}") from None
     asked = Synthetic(**given)
     _check(asked)
     return asked
 
 
 def _check(asked: Synthetic) -> None:
+    for name, value in asdict(asked).items():
+        if not abs(value) <= MOST:  # as nan is not
+            raise ValueError(f"--synthetic has {value} for {name}, which must be {MOST:g} at most")
     for name in ("requests", "prompt", "output", "families"):
         if getattr(asked, name) < 1:
             raise ValueError(f"--synthetic has {getattr(asked, name)} {name}: give 1 or more")

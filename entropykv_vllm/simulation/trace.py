@@ -8,6 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+#: The largest number of a trace or a flag; far beyond it floats fail.
+MOST = 10**12
+
+#: The latest arrival, in seconds: thirty thousand years, in which a step can still be told.
+LATEST = 10**12
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -79,16 +85,33 @@ def in_order(requests: Iterable[Request]) -> list[Request]:
 
 
 def whole(value: object, what: str, least: int) -> int:
-    """A number of tokens of a line.
+    """A number of a line.
 
     Raises:
         LineError: if it is not a whole number, or less than `least`.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise LineError(f"has {json.dumps(value)} for {what}, not a whole number")
+        raise LineError(f"has {shown(value)} for {what}, not a whole number")
     if value < least:
-        raise LineError(f"has {value} for {what}, which must be {least} or more")
+        raise LineError(f"has {shown(value)} for {what}, which must be {least} or more")
     return value
+
+
+def tokens(value: object, what: str, least: int) -> int:
+    """A number of tokens of a line.
+
+    Raises:
+        LineError: as `whole`, or if no request can have so many.
+    """
+    count = whole(value, what, least)
+    if count > MOST:
+        raise LineError(f"has {shown(value)} for {what}, which must be {MOST:,} or less")
+    return count
+
+
+def shown(value: object) -> str:
+    """What stands in a line, as a sentence about it shows it."""
+    return _short(json.dumps(value, ensure_ascii=False))
 
 
 def _short(line: str) -> str:

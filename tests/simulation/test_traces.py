@@ -2,6 +2,7 @@
 """Reading traces, and what is said about wrong ones."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -86,9 +87,27 @@ ROW = "2023-11-16 18:15:46,374,44"
         (f"{HEADER}\n2023-11-16,x,2\n", 'line 2 of .* has "x" for ContextTokens, not a whole'),
         (f"{HEADER}\n2023-11-16,0,2\n", "line 2 of .* has 0 for ContextTokens, which must be 1"),
         (f"{HEADER}\n2023-11-16,5,-2\n", "line 2 of .* has -2 for GeneratedTokens, which must"),
+        (f"{HEADER}\n2023-11-16,größe,2\n", 'line 2 of .* has "größe" for ContextTokens'),
+        (
+            f"{HEADER}\n2023-11-16,{'9' * 400},2\n",
+            "line 2 of .* which must be 1,000,000,000,000 or",
+        ),
+        (f"{HEADER}\n2023-11-16,{'9' * 5000},2\n", "line 2 of .* for ContextTokens, not a whole"),
         ("{\n", "line 1 of .* is not JSON"),
+        (lines(MOONCAKE[:1]) + "[" * 10**5, "line 2 of .* is not JSON .maximum recursion"),
+        (lines(MOONCAKE[:1]) + "9" * 5000, "line 2 of .* is not JSON .Exceeds the limit"),
         (lines([*MOONCAKE, {"timestamp": 1}]), "line 4 of .* has no input_length"),
         (lines([{**MOONCAKE[0], "timestamp": "1"}]), 'line 1 of .* has "1" for timestamp'),
+        (
+            lines([{**MOONCAKE[0], "timestamp": -1}]),
+            "line 1 of .* has -1 for timestamp, which must",
+        ),
+        (lines([{**MOONCAKE[0], "timestamp": math.nan}]), "line 1 of .* has NaN for timestamp"),
+        (
+            lines([{**MOONCAKE[0], "timestamp": math.inf}]),
+            "line 1 of .* has Infinity for timestamp",
+        ),
+        (lines([{**MOONCAKE[0], "timestamp": 10**400}]), "line 1 of .* for timestamp, which must"),
         (lines([{**MOONCAKE[0], "input_length": 1.5}]), "has 1.5 for input_length, not a whole"),
         (lines([{**MOONCAKE[0], "hash_ids": [1]}]), "has 1 for hash_ids, and a prompt of 1,100"),
         (lines([{**MOONCAKE[0], "hash_ids": 7}]), "has no list for hash_ids"),
@@ -122,7 +141,12 @@ def test_a_synthetic_trace_is_the_same_each_time_and_what_was_asked_for():
     ("text", "sentence"),
     [
         ("speed=3", "--synthetic has 'speed=3': it takes requests, prompt"),
-        ("prompt=long", "--synthetic has 'long' for prompt, not a number"),
+        ("prompt=long", "--synthetic has 'long' for prompt, not a whole number"),
+        ("rate=fast", "--synthetic has 'fast' for rate, not a number"),
+        ("rate=nan", "--synthetic has nan for rate, which must be"),
+        ("rate=inf", "--synthetic has inf for rate, which must be"),
+        (f"prompt={'9' * 400}", "--synthetic has 9+ for prompt, which must be"),
+        ("'prompt=9", "--synthetic has ''prompt=9': it takes requests, prompt"),
         ("requests=0", "--synthetic has 0 requests: give 1 or more"),
         ("rate=-1", "--synthetic has a rate or shared tokens below 0"),
         ("spread=1", "--synthetic has a spread of 1.0, not from 0 to below 1"),
