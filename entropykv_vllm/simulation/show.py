@@ -20,9 +20,10 @@ def text(report: dict[str, Any]) -> str:
 def _head(report: dict[str, Any]) -> str:
     count, replicas = report["requests"], report["replicas"]
     several = f"{replicas} replicas ({report['router']}), each" if replicas > 1 else "one replica"
+    span = f"in {_seconds(report['seconds'])}" if report["times"] else "all at once"
     return (
         f"{count:,} requests of {report['prompt_tokens'] / count:,.0f} tokens and answers of "
-        f"{report['answer_tokens'] / count:,.0f} on average, in {_seconds(report['seconds'])};\n"
+        f"{report['answer_tokens'] / count:,.0f} on average, {span};\n"
         f"{report['model']} on {several} with {show_bytes(report['room_bytes'])} for pages,\n"
         f"--max-num-seqs {report['max_num_seqs']} and "
         f"--max-num-batched-tokens {report['max_num_batched_tokens']}."
