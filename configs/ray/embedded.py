@@ -13,6 +13,7 @@ from ray import serve
 from entropykv_vllm.model import fetch_model
 from entropykv_vllm.serving.ray_serve import build_openai_app
 
+POLICY = os.environ.get("KV_EVICTION", "entropykv")
 REPLICAS = int(os.environ.get("REPLICAS", "2"))
 #: What replicas need in their own environment: Ray hands on nothing by itself.
 ENVIRONMENT = {
@@ -36,14 +37,15 @@ def app() -> serve.Application:
             "num_replicas": REPLICAS,
             # Requests with the same prefix go to the replica that has its pages.
             "request_router_config": {
-                "request_router_class": "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
+                "request_router_class": "ray.serve.llm.request_router.PrefixCacheAffinityRouter",
             },
         },
         "engine_kwargs": {
-            "kv_eviction": os.environ.get("KV_EVICTION", "entropykv"),
+            "kv_eviction": POLICY,
             "kv_eviction_config": os.environ.get("KV_CONFIG") or None,
             "dtype": "float32",
-            "kv_cache_dtype": "bfloat16",
+            # vLLM's own kernels for CPUs read no other cache than the model's.
+            "kv_cache_dtype": "auto" if POLICY == "none" else "bfloat16",
             "max_model_len": 8192,
         },
     }
@@ -52,7 +54,8 @@ def app() -> serve.Application:
 
 if __name__ == "__main__":
     # As many as the replicas and their neighbours ask for; they share the cores that there are.
-    ray.init(num_cpus=4 * REPLICAS + 4, include_dashboard=False)
+    # "local": a cluster of its own, even beside one that runs here, or ran and was not stopped.
+    ray.init("local", num_cpus=4 * REPLICAS + 4, include_dashboard=False)
     host, port = os.environ.get("HOST", "127.0.0.1"), int(os.environ.get("PORT", "8000"))
     serve.start(http_options={"host": host, "port": port})
     serve.run(app(), name="smollm2")

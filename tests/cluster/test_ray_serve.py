@@ -3,6 +3,7 @@
 
 import os
 import re
+import runpy
 import sys
 import time
 import urllib.request
@@ -14,11 +15,12 @@ import pytest
 from entropykv_vllm.evaluation import corpus
 from entropykv_vllm.evaluation.processes import started
 from entropykv_vllm.evaluation.server import free_port
+from entropykv_vllm.serving import ray_serve
 
 pytestmark = pytest.mark.cluster
 
 SCRIPT = Path(__file__).parents[2] / "configs" / "ray" / "embedded.py"
-PATIENCE = 300  # seconds
+PATIENCE = 600  # seconds
 TEXTS, ASKED = 4, 4
 CHARACTERS = 12_000  # of each text: some 2,900 tokens
 
@@ -29,7 +31,8 @@ def app(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve")
     port = free_port()
     env = {**os.environ, "PORT": str(port), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    env.pop("RAY_ADDRESS", None)
+    # A cluster that ran and is gone must not be asked for.
+    env["RAY_ADDRESS"] = f"127.0.0.1:{free_port()}"
     with (
         (folder / "log").open("w") as log,
         started([sys.executable, str(SCRIPT)], env, log) as child,
@@ -55,9 +58,8 @@ def client(app):
 
 def ask(client, text: str, **more):
     messages = [{"role": "user", "content": text}]
-    return client.chat.completions.create(
-        model="smollm2", messages=messages, temperature=0, max_tokens=12, **more
-    )
+    more = {"max_tokens": 12, **more}
+    return client.chat.completions.create(model="smollm2", messages=messages, temperature=0, **more)
 
 
 def by_replica(metrics: str, name: str) -> dict[str, float]:
@@ -100,3 +102,12 @@ def test_long_requests_meet_their_prefix_and_each_replica_tells_what_it_freed(ap
     freed = by_replica(app[1], "entropykv_pages_freed_total")
     assert len(freed) == 2, freed
     assert all(pages > 0 for pages in freed.values()), freed
+
+
+@pytest.mark.parametrize(("policy", "stored"), [("none", "auto"), ("entropykv", "bfloat16")])
+def test_without_eviction_the_cache_is_as_vllm_has_it(monkeypatch, policy, stored):
+    monkeypatch.setenv("KV_EVICTION", policy)
+    monkeypatch.setattr(ray_serve, "build_openai_app", lambda arguments: arguments)
+    (model,) = runpy.run_path(str(SCRIPT))["app"]()["llm_configs"]
+    assert model["engine_kwargs"]["kv_eviction"] == policy
+    assert model["engine_kwargs"]["kv_cache_dtype"] == stored
