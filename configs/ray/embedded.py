@@ -4,6 +4,7 @@
 `make serve-ray` runs it. The same settings for a model of your own, in Python: see `app`.
 """
 
+import contextlib
 import os
 import signal
 
@@ -38,6 +39,14 @@ def app() -> serve.Application:
             # Requests with the same prefix go to the replica that has its pages.
             "request_router_config": {
                 "request_router_class": "ray.serve.llm.request_router.PrefixCacheAffinityRouter",
+                "request_router_kwargs": {
+                    # Unless it has so many more under way than another.
+                    "imbalanced_threshold": 4,
+                    # What the router remembers of prompts, for each replica.
+                    "do_eviction": True,
+                    "eviction_threshold_chars": 20_000_000,
+                    "eviction_target_chars": 16_000_000,
+                },
             },
         },
         "engine_kwargs": {
@@ -63,4 +72,5 @@ if __name__ == "__main__":
     node = ray.nodes()[0]
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     print(f"metrics of each replica: {address} (Ctrl-C ends it all)", flush=True)
-    signal.pause()
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()

@@ -23,6 +23,8 @@ SCRIPT = Path(__file__).parents[2] / "configs" / "ray" / "embedded.py"
 PATIENCE = 600  # seconds
 TEXTS, ASKED = 4, 4
 CHARACTERS = 12_000  # of each text: some 2,900 tokens
+CROWD, APART = 24, 0.25  # requests, seconds
+LAG = 12  # seconds that metrics are late at most
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +104,32 @@ def test_long_requests_meet_their_prefix_and_each_replica_tells_what_it_freed(ap
     freed = by_replica(app[1], "entropykv_pages_freed_total")
     assert len(freed) == 2, freed
     assert all(pages > 0 for pages in freed.values()), freed
+
+
+def test_requests_that_begin_alike_do_not_all_wait_at_one_replica(app, client):
+    """Ray's router alone sends all of them to the replica that has their pages."""
+    text, name = corpus.text()[200_000:201_000], "request_success_total"
+    time.sleep(LAG)
+    before = by_replica(app[1], name)
+
+    def question(i: int):
+        # The router decides about all that wait for it before it counts any of them as sent.
+        time.sleep(i * APART)
+        more = {"max_tokens": 100, "extra_body": {"ignore_eos": True}}
+        return ask(client, f"{text}\n\nQuestion {i}.", **more)
+
+    with ThreadPoolExecutor(CROWD) as pool:
+        list(pool.map(question, range(CROWD)))
+
+    end, ended = time.monotonic() + 60, {}
+    while sum(ended.values()) < CROWD:
+        assert time.monotonic() < end, ended
+        time.sleep(2)
+        ended = {
+            replica: count - before.get(replica, 0)
+            for replica, count in by_replica(app[1], name).items()
+        }
+    assert sorted(count >= CROWD / 4 for count in ended.values()) == [True, True], ended
 
 
 @pytest.mark.parametrize(("policy", "stored"), [("none", "auto"), ("entropykv", "bfloat16")])
