@@ -43,7 +43,7 @@ ENGINES = {
 }
 COUNT, ANSWER, LONGEST = 14, 60, 900
 #: Pages of the pool beside those that the longest request needs, as a share of them.
-SLACK = dict.fromkeys(ENGINES, 0.6) | {"full and sliding": 0.1}
+SLACK = dict.fromkeys(ENGINES, 0.6) | {"full and sliding": 0.1, "tiers and sliding": 0.5}
 
 
 def requests() -> list[dict]:
