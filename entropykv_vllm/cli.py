@@ -17,6 +17,7 @@ from entropykv_vllm.version import __version__
 
 # Commands with a parser of their own: name -> (module with the `main(argv)`, what it does).
 ELSEWHERE = {
+    "doctor": ("entropykv_vllm.doctor.command", "look whether this machine is ready to serve"),
     "plan": ("entropykv_vllm.plan.show", "say what fits in a card, and what settings keep"),
     "simulate": (
         "entropykv_vllm.simulation.command",

@@ -9,6 +9,7 @@ from typing import Any
 
 from entropykv_vllm.config.presets import PRESETS
 from entropykv_vllm.config.settings import POLICIES, EvictionConfig, load, parse
+from entropykv_vllm.json_file import add_json
 from entropykv_vllm.plan.cards import CARDS, Serving
 from entropykv_vllm.plan.sizes import parse_bytes, parse_tokens
 from entropykv_vllm.plan.weights import BYTES
@@ -87,7 +88,7 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
     )
     add("--answer", metavar="TOKENS", help="tokens of the request that are generated (512)")
     add("--tiers", action="store_true", help="show the tiers for this model, not its memory")
-    add("--json", action="store_true", help="print JSON")
+    add_json(group)
 
 
 def add_settings(group: argparse._ArgumentGroup) -> None:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.errors import UsageError
+from entropykv_vllm.json_file import show
 from entropykv_vllm.plan import flags
 from entropykv_vllm.plan.answer import memory_answer
 from entropykv_vllm.plan.capacity import capacity, check_head
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         report, text = _answer(args, dotted)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    print(json.dumps(report, indent=2) if args.json else text)
+    show(text, report, args.json)
     return 0
 
 

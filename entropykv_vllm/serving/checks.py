@@ -27,8 +27,7 @@ from entropykv_vllm.plan.capacity import capacity
 from entropykv_vllm.plan.tiers import Tier, make_tiers
 from entropykv_vllm.serving.origin import origin_of
 from entropykv_vllm.serving.settings import settings_of
-
-SUPPORTED_VLLM = ("0.32", "0.33")
+from entropykv_vllm.version import SUPPORTED_VLLM, fits
 
 _OFF = "or turn eviction off with --kv-eviction none"
 
@@ -39,7 +38,7 @@ class UnsupportedError(ValueError):
 
 def check_version(version: str) -> None:
     """Refuse a vLLM whose internals are not known to fit."""
-    if not version.startswith(tuple(f"{known}." for known in SUPPORTED_VLLM)):
+    if not fits(version):
         raise UnsupportedError(
             f"EntropyKV supports vLLM {' and '.join(SUPPORTED_VLLM)}, and this is {version}: "
             f"install a supported vLLM, {_OFF}"

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.policies import READ_ATTENTION
 from entropykv_vllm.config.presets import PRESETS
 from entropykv_vllm.config.settings import EvictionConfig
-from entropykv_vllm.errors import RunError, UsageError
+from entropykv_vllm.errors import UsageError
+from entropykv_vllm.json_file import show
 from entropykv_vllm.plan import flags as plan_flags
 from entropykv_vllm.plan.advice import policy_notes
 from entropykv_vllm.plan.answer import YOURS, pools_of, question_of
@@ -48,22 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         report = _report(args, dotted)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if args.json is None or str(args.json) != "-":
-        print(text(report))
-    if args.json is not None:
-        _write(report, args.json)
+    show(text(report), report, args.json)
     return 0
-
-
-def _write(report: dict[str, Any], path: Path) -> None:
-    numbers = json.dumps(report, indent=2)
-    if str(path) == "-":
-        print(numbers)
-        return
-    try:
-        path.write_text(numbers + "\n")
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _report(args: argparse.Namespace, dotted: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from entropykv_vllm.config.presets import PRESETS
+from entropykv_vllm.json_file import add_json
 from entropykv_vllm.plan.flags import add_numbers, add_server, add_settings
 from entropykv_vllm.plan.weights import BYTES
 from entropykv_vllm.simulation.router import ROUTERS
@@ -77,7 +78,7 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
         metavar="HOW",
         help=f"stored as {', '.join(BYTES)}, or an amount such as 5.6GB (the model's)",
     )
-    add("--json", type=Path, metavar="FILE", help="write all numbers to a file; - prints them")
+    add_json(group)
     add("--quiet", action="store_true", help="no progress bar")
 
 

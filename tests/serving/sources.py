@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from entropykv_vllm.serving.checks import SUPPORTED_VLLM
+from entropykv_vllm.version import SUPPORTED_VLLM
 
 #: Names a folder with another unpacked `vllm` package, to read in place of those supported.
 OTHER = os.environ.get("ENTROPYKV_VLLM_SOURCES")

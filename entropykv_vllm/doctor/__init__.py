@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`entropykv doctor`: is this machine ready to serve?"""
