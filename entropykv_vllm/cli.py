@@ -18,6 +18,7 @@ from entropykv_vllm.version import __version__
 # Commands with a parser of their own: name -> (module with the `main(argv)`, what it does).
 ELSEWHERE = {
     "doctor": ("entropykv_vllm.doctor.command", "look whether this machine is ready to serve"),
+    "top": ("entropykv_vllm.top.command", "show what a running server does, again and again"),
     "plan": ("entropykv_vllm.plan.show", "say what fits in a card, and what settings keep"),
     "simulate": (
         "entropykv_vllm.simulation.command",
@@ -75,6 +76,10 @@ ELSEWHERE = {
     "bench-decode": (
         "entropykv_vllm.evaluation.decode_bench",
         "measure how fast tokens are decoded after long prompts",
+    ),
+    "completion": (
+        "entropykv_vllm.completion.command",
+        "print a script with which bash, zsh or fish complete all this",
     ),
 }
 

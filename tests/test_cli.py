@@ -160,6 +160,9 @@ def status(words: list[str]) -> int:
 
 #: What only the command itself can see to be wrong.
 WRONG = {
+    "completion": ["tcsh"],
+    "doctor": ["--json", "/nowhere/file"],
+    "top": ["--interval", "0"],
     "plan": ["--config.keep", "2"],
     "simulate": ["--model", "Qwen/Qwen2.5-7B-Instruct", "--trace", "/nowhere"],
     "calibrate": ["/nowhere"],

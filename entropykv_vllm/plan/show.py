@@ -20,12 +20,14 @@ from entropykv_vllm.plan.tier_table import tier_report, tier_text
 from entropykv_vllm.plan.tiers import make_tiers
 from entropykv_vllm.serving.settings import page_size
 
+parser = flags.parser
+
 
 def main(argv: list[str] | None = None) -> int:
     """Print what fits, or the tiers of a plan; return the exit status."""
-    parser = flags.parser()
-    args, rest = parser.parse_known_args(argv)
-    dotted = flags.dotted(rest, parser)
+    reader = parser()
+    args, rest = reader.parse_known_args(argv)
+    dotted = flags.dotted(rest, reader)
     try:
         report, text = _answer(args, dotted)
     except ValueError as error:

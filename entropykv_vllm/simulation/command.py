@@ -37,12 +37,14 @@ from entropykv_vllm.simulation.trace import LATEST, Request
 #: The card if none is named, in bytes.
 GPU = 24 * 10**9
 
+parser = flags.parser
+
 
 def main(argv: list[str] | None = None) -> int:
     """Print or write what was simulated; return the exit status."""
-    parser = flags.parser()
-    args, rest = parser.parse_known_args(argv)
-    dotted = plan_flags.dotted(rest, parser)
+    reader = parser()
+    args, rest = reader.parse_known_args(argv)
+    dotted = plan_flags.dotted(rest, reader)
     try:
         report = _report(args, dotted)
     except ValueError as error:
