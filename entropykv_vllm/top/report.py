@@ -118,7 +118,7 @@ def text(found: dict[str, Any]) -> str:
 
 def _head(found: dict[str, Any]) -> str:
     named = f"{', '.join(found['models'])} on {found['url']}"
-    return f"{named}, in {found['seconds']:.1f} s" if found["seconds"] else named
+    return f"{named}, over {found['seconds']:.1f} s" if found["seconds"] else named
 
 
 def _eviction(found: dict[str, Any]) -> str:
