@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -23,7 +24,16 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    for name in ("model", "plan", "simulate", "needle", "bench-concurrency", "version"):
+    for name in (
+        "model",
+        "doctor",
+        "top",
+        "plan",
+        "simulate",
+        "needle",
+        "bench-concurrency",
+        "version",
+    ):
         assert f"\n    {name}" in out
     assert "--kv-eviction" in out
 
@@ -55,6 +65,12 @@ def test_the_installed_command_is_this_one() -> None:
     (entry,) = metadata.entry_points(group="console_scripts", name="entropykv")
     assert entry.load() is cli.main
     assert metadata.version("entropykv-vllm") == __version__
+
+
+def test_the_page_of_all_commands_lists_each_once() -> None:
+    page = (Path(__file__).parents[1] / "docs/cli.md").read_text()
+    listed = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted([*cli.ELSEWHERE, "model", "version"])
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from entropykv_vllm.evaluation.calibration import allocation, check, interval, p
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell, layout
 from entropykv_vllm.evaluation.progress import onto
+from entropykv_vllm.json_file import add_json, show
 from entropykv_vllm.model.fetch import NAME
 
 SCAN_TOKENS = 1024
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--out", type=Path, help="folder of the results (default: results/calibrate/...)"
     )
+    add_json(p)
     return p
 
 
@@ -149,6 +151,18 @@ def signal_rows(net: Any, text: list[int], found: Sequence[Summary]) -> list[lis
     ]
 
 
+HEADERS = {
+    "scan": ["layer cut", "nats more", "right %", "KL"],
+    "tiers": ["tiers", "held %", "right %", "nats", "KL"],
+    "signals": ["signal without a scan", "rank correlation", "of the most sensitive"],
+}
+
+
+def tables(summary: dict[str, list[list[str]]]) -> str:
+    """Return the tables of the scan, the tiers and the signals."""
+    return "\n\n".join(table.render(header, summary[key]) for key, header in HEADERS.items())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
@@ -159,23 +173,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     winner = best(tried)
-    header = ["layer cut", "nats more", "right %", "KL"]
-    print(f"\n{table.render(header, scan_rows(found, net.full))}\n")
-    print(table.render(["tiers", "held %", "right %", "nats", "KL"], tried_rows(tried)))
     (text,) = passages.cut(book, 1, args.tokens, passages.opening(net.tokenizer))
-    told = signal_rows(net, text, found)
-    header = ["signal without a scan", "rank correlation", "of the most sensitive"]
-    print(f"\n{table.render(header, told)}")
     path = args.out / "profile.json"
     config = net.net.config.get_text_config()
     profile.write(path, config, name, sensitivity(found, net.full), final(net, winner.cell))
     summary = {
         "scan": scan_rows(found, net.full),
         "tiers": tried_rows(tried),
-        "signals": told,
+        "signals": signal_rows(net, text, found),
     }
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"\nbest: {winner.cell.name}\n\n{profile.command(path)}")
+    shown = f"\n{tables(summary)}\n\nbest: {winner.cell.name}\n\n{profile.command(path)}"
+    show(shown, {**summary, "best": winner.cell.name, "profile": str(path)}, args.json)
     return 0
 
 

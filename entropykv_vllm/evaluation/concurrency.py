@@ -17,6 +17,7 @@ from typing import Any
 from entropykv_vllm.config.settings import POLICIES
 from entropykv_vllm.evaluation import cells, engines, options, pool, table
 from entropykv_vllm.evaluation.options import settings
+from entropykv_vllm.json_file import add_json, show
 
 # name of a value, decimals
 ROWS = {
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--engine", type=settings, default="{}", help="vLLM arguments for both, as JSON")
     p.add_argument("--stock", type=settings, default="{}", help="more of them for stock vLLM")
     p.add_argument("--out", type=Path, default=Path("results/concurrency"))
+    add_json(p)
     return p
 
 
@@ -126,13 +128,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         ["", "stock vLLM", f"{args.policy} {args.keep:g}", "ratio"], rows(results, args.policy)
     )
     pool_bytes = results[0]["spec"]["engine"]["kv_cache_memory_bytes"]
-    print(
-        f"\n{args.requests} requests of {args.tokens}+{args.output} tokens in a pool of "
+    title = (
+        f"{args.requests} requests of {args.tokens}+{args.output} tokens in a pool of "
         f"{args.pool_tokens} full tokens ({pool_bytes / 2**20:.0f} MiB), median of "
-        f"{args.repeats}\n\n{text}"
+        f"{args.repeats}"
     )
     (args.out / "table.md").write_text(text + "\n")
     (args.out / "table.json").write_text(json.dumps(results, indent=1) + "\n")
+    show(f"\n{title}\n\n{text}", results, args.json)
     return 0
 
 

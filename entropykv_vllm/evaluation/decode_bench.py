@@ -19,6 +19,7 @@ from typing import Any
 from entropykv_vllm.evaluation import cells, dummy, options, presets, table
 from entropykv_vllm.evaluation.decode_cell import WARM_UP_STEPS
 from entropykv_vllm.evaluation.options import words
+from entropykv_vllm.json_file import add_json, show
 
 STOCK = "stock vLLM"
 
@@ -42,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--layers", type=int, default=6, help="layers of the model (default: 6)")
     p.add_argument("--repeats", type=int, default=1)
     p.add_argument("--out", type=Path, default=Path("results/decode"))
+    add_json(p)
     return p
 
 
@@ -165,9 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"bfloat16, median of {args.steps} steps and {args.repeats} repeats"
     )
     text = f"{title}\n\n{table.render(HEADER, rows(results))}"
-    print(f"\n{text}")
     (args.out / "table.md").write_text(text + "\n")
     (args.out / "table.json").write_text(json.dumps(results, indent=1) + "\n")
+    show(f"\n{text}", results, args.json)
     return 0
 
 

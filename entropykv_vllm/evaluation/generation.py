@@ -15,6 +15,7 @@ from typing import Any
 from entropykv_vllm.evaluation import cells, engines, identity, options, pool, scoring, table
 from entropykv_vllm.evaluation.generation_cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.progress import onto
+from entropykv_vllm.json_file import add_json, show
 
 TOGETHER = 16
 
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--texts", type=int, default=40, help="texts, each asked both ways")
     options.add_config(p)
     p.add_argument("--out", type=Path, default=Path("results/generation"))
+    add_json(p)
     return p
 
 
@@ -58,18 +60,23 @@ def spec(args: argparse.Namespace, policy: str) -> dict[str, Any]:
     }
 
 
-def row(result: dict[str, Any]) -> list[str]:
-    """Return a cell's row of the table."""
-    name = result["spec"]["policy"].replace("none", "full cache")
-    found = []
+def brief(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell's shares of right answers, with their 95 % intervals, without its answers."""
+    found: dict[str, Any] = {"spec": result["spec"], "seconds": result["seconds"]}
     for side in ("early", "recent"):
         right = [
             scoring.exact(a["answer"], a[side]) for a in result["answers"] if a["asked"] == side
         ]
-        found.append(
-            table.interval([sum(right) / len(right), *scoring.wilson(sum(right), len(right))])
-        )
-    return [name, *found, f"{result['seconds']:.0f}"]
+        found[side] = [sum(right) / len(right), *scoring.wilson(sum(right), len(right))]
+    return found
+
+
+def row(result: dict[str, Any]) -> list[str]:
+    """Return a cell's row of the table."""
+    found = brief(result)
+    name = found["spec"]["policy"].replace("none", "full cache")
+    sides = (table.interval(found[side]) for side in ("early", "recent"))
+    return [name, *sides, f"{found['seconds']:.0f}"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,8 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ["policy", "early fact % (95 %)", "recent fact % (95 %)", "seconds"],
         [row(r) for r in results],
     )
-    print(f"\n{args.generated} tokens decoded after {args.prompt}, keep {args.keep:g}\n\n{text}")
+    title = f"{args.generated} tokens decoded after {args.prompt}, keep {args.keep:g}"
     (args.out / "table.md").write_text(text + "\n")
+    show(f"\n{title}\n\n{text}", [brief(r) for r in results], args.json)
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import cells, dummy, options, presets, table
 from entropykv_vllm.evaluation.options import words
+from entropykv_vllm.json_file import add_json, show
 
 # Settings of the grid besides keep and bits. The segment is whole pages of any bits, so all hold
 # equally many new tokens, and only what is left of the old ones differs.
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--query-heads", type=int, default=32, help="fewer are faster, in equal memory")
     p.add_argument("--head-size", type=int, default=128)
     p.add_argument("--out", type=Path, default=Path("results/memory"))
+    add_json(p)
     return p
 
 
@@ -214,10 +216,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not results:
         return 1
     text = report(args, results)
-    print(f"\n{text}")
     (args.out / "table.md").write_text(text + "\n")
     summary = [{k: v for k, v in r.items() if k != "pages of each step"} for r in results]
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
+    show(f"\n{text}", summary, args.json)
     return 1 if failed else 0
 
 

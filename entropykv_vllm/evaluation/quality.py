@@ -26,6 +26,7 @@ from entropykv_vllm.evaluation import (
     presets,
     table,
 )
+from entropykv_vllm.json_file import add_json, show
 
 PRESETS = tuple(name for name, policy in presets.PRESETS.items() if policy == "entropykv")
 # Named KEEP-BITS.
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
         "--kv-cache-dtype", default="bfloat16", help="of all but the yardstick (%(default)s)"
     )
     p.add_argument("--out", type=Path, default=Path("results/quality"))
+    add_json(p)
     return p
 
 
@@ -171,10 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.check_out(args.out)
     results = measure(args)
     text = table.render(HEADER, rows(results))
-    print(f"\n{args.steps} tokens after {args.tokens}, {args.texts} texts a cell\n\n{text}")
+    title = f"{args.steps} tokens after {args.tokens}, {args.texts} texts a cell"
     (args.out / "table.md").write_text(text + "\n")
     summary = [divergence.brief(r) for r in results]
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
+    show(f"\n{title}\n\n{text}", summary, args.json)
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import corpus, divergence, engines, options, passages, table
 from entropykv_vllm.evaluation.variants import VARIANTS, Variant
+from entropykv_vllm.json_file import add_json, show
 
 HEADER = [
     "keys",
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--texts", type=int, default=8, help="default: %(default)s")
     p.add_argument("--steps", type=int, default=48, help="tokens to go on with (default: 48)")
     p.add_argument("--out", type=Path, default=Path("results/quantization"))
+    add_json(p)
     return p
 
 
@@ -141,15 +143,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.check_out(args.out)
     results = measure(args)
     text = table.render(HEADER, rows(results))
-    print(
-        f"\n{args.steps} tokens after {args.tokens}, the last {args.window} of them untouched, "
-        f"{args.texts} texts\n\n{text}"
+    title = (
+        f"{args.steps} tokens after {args.tokens}, the last {args.window} of them untouched, "
+        f"{args.texts} texts"
     )
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "table.md").write_text(text + "\n")
-    settings = {name: str(value) for name, value in vars(args).items()}
+    settings = {name: str(value) for name, value in vars(args).items() if name != "json"}
     report = {"settings": settings, "variants": results}
     (args.out / "table.json").write_text(json.dumps(report, indent=1) + "\n")
+    show(f"\n{title}\n\n{text}", report, args.json)
     return 0
 
 

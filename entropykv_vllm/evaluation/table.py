@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that read well in a terminal and are Markdown too."""
 
+from itertools import groupby
+
 
 def render(header: list[str], rows: list[list[str]]) -> str:
     """Return an aligned Markdown table; all columns but the first are set to the right."""
@@ -14,6 +16,16 @@ def _line(row: list[str], widths: list[int]) -> str:
     first = row[0].ljust(widths[0])
     rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
     return "| " + " | ".join([first, *rest]) + " |"
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """Return the rows of the tables that `render` made in a text, as they are headed there."""
+    found: list[dict[str, str]] = []
+    for is_table, lines in groupby(text.splitlines(), lambda line: line.startswith("|")):
+        if is_table:
+            header, _, *rows = ([cell.strip() for cell in x.split("|")[1:-1]] for x in lines)
+            found += [dict(zip(header, row, strict=True)) for row in rows]
+    return found
 
 
 def percent(share: float) -> str:

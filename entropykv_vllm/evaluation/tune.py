@@ -21,6 +21,7 @@ from entropykv_vllm.evaluation.calibration import allocation, check, profile, sc
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.evaluation.progress import onto
+from entropykv_vllm.json_file import add_json, show
 from entropykv_vllm.model.fetch import NAME
 
 #: How far below the target the 95 % interval of right answers to all texts may reach.
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--profile", help="of a calibration; without it layers are scanned")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", type=Path, help="folder of the results (default: results/tune/...)")
+    add_json(p)
     return p
 
 
@@ -196,6 +198,33 @@ def write(args: argparse.Namespace, net: Any, winner: Summary) -> Path:
     return path
 
 
+def verdict(winner: Summary | None, path: Path | None) -> str:
+    """Say which settings are best, and how to serve with them."""
+    if winner is None or path is None:
+        return "nothing reaches the target: keep the full cache, or take the preset quality"
+    less = f"{1 / winner.held:.1f} times less than a full 16-bit cache"
+    return f"best: {winner.cell.name}, {less}\n\n{profile.command(path)}"
+
+
+def report(found: Sequence[Summary], winner: Summary | None, path: Path | None) -> dict[str, Any]:
+    """Return the same as JSON has it, what holds least first."""
+    return {
+        "settings": [
+            {
+                "name": one.cell.name,
+                "settings": {"policy": one.cell.policy, **one.cell.eviction},
+                "held": one.held,
+                "right": one.right,
+                "nll": one.nll,
+                "kl": one.kl,
+            }
+            for one in sorted(found, key=lambda one: one.held)
+        ],
+        "best": None if winner is None else winner.cell.name,
+        "file": None if path is None else str(path),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
@@ -207,14 +236,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     header = ["settings", "held %", "times smaller", "right % (95 %)", "KL"]
-    print(f"\n{table.render(header, rows(found, args.texts))}\n")
     winner = best(found, args.target_accuracy)
-    if winner is None:
-        print("nothing reaches the target: keep the full cache, or take the preset quality")
-        return 1
-    print(f"best: {winner.cell.name}, {1 / winner.held:.1f} times less than a full 16-bit cache\n")
-    print(profile.command(write(args, net, winner)))
-    return 0
+    path = None if winner is None else write(args, net, winner)
+    told = f"\n{table.render(header, rows(found, args.texts))}\n\n{verdict(winner, path)}"
+    show(told, report(found, winner, path), args.json)
+    return 0 if winner else 1
 
 
 if __name__ == "__main__":

@@ -15,6 +15,13 @@ def test_a_table_is_aligned_markdown():
     ]
 
 
+def test_the_rows_of_a_table_can_be_read_again():
+    rows = [["", "10"], ["-", "–"]]
+    text = table.render(["policy", "n"], rows)
+    wanted = [{"policy": "", "n": "10"}, {"policy": "-", "n": "–"}]
+    assert table.records(f"before\n\n{text}\n\n{text}\nafter") == 2 * wanted
+
+
 def test_intervals_are_whole_percentages():
     assert table.interval([0.5, 0.364, 0.636]) == "50 (36-64)"
 

@@ -21,6 +21,7 @@ from typing import Any
 from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import cells, machine, resident, table
 from entropykv_vllm.evaluation.attention_cost import plot
+from entropykv_vllm.json_file import add_json, show
 
 FLOAT = 4  # bytes of the float32 numbers that all ways work with
 # way -> the policy that it stands for
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--longest", type=int, default=32768, help="tokens (default: %(default)s)")
     p.add_argument("--memory", type=float, help="GB to use at most (default: half of what is free)")
     p.add_argument("--out", type=Path, default=Path("results/attention-cost"))
+    add_json(p)
     return p
 
 
@@ -148,17 +150,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     room = resident.available() / 2 if args.memory is None else args.memory * 1e9
     rows = measure(args, room)
     text = f"{table.render(HEADER, table_rows(rows))}\n\n{limits_line(args)}"
-    print(
-        f"\nOne layer of {args.query_heads}/{args.kv_heads} heads of {args.head_size}, float32; "
-        "seconds of processor time\n"
+    title = (
+        f"One layer of {args.query_heads}/{args.kv_heads} heads of {args.head_size}, float32; "
+        "seconds of processor time"
     )
-    print(text)
-    save(args, room, rows, text)
+    report = save(args, room, rows, text)
+    show(f"\n{title}\n\n{text}", report, args.json)
     return 0
 
 
-def save(args: argparse.Namespace, room: float, rows: list[dict[str, Any]], text: str) -> None:
-    """Write table, picture and all figures."""
+def save(
+    args: argparse.Namespace, room: float, rows: list[dict[str, Any]], text: str
+) -> dict[str, Any]:
+    """Write table, picture and all figures; return the figures."""
     (args.out / "table.md").write_text(text + "\n")
     report = {
         "shape": [args.query_heads, args.kv_heads, args.head_size],
@@ -172,6 +176,7 @@ def save(args: argparse.Namespace, room: float, rows: list[dict[str, Any]], text
     (args.out / "table.json").write_text(json.dumps(report, indent=1) + "\n")
     if not plot.draw(rows, LIMITS, args.out / "bytes.png"):
         print("no picture: matplotlib is missing", file=sys.stderr)
+    return report
 
 
 if __name__ == "__main__":

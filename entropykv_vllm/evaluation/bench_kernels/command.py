@@ -18,6 +18,7 @@ from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import cells, machine
 from entropykv_vllm.evaluation.bench_kernels import plot, rows
 from entropykv_vllm.evaluation.bench_kernels.shapes import FORMATS, Shape, cases
+from entropykv_vllm.json_file import add_json, show
 
 PARTS = ("decode", "prefill", "collapse")
 
@@ -86,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rounds", type=int, default=5, help="at least, for a case (default: 5)")
     add_sizes(p)
     p.add_argument("--out", type=Path, default=Path("results/kernels"))
+    add_json(p)
     return p
 
 
@@ -207,14 +209,15 @@ def notes(args: argparse.Namespace, todo: list[dict[str, Any]]) -> list[str]:
 
 
 def report(results: list[dict[str, Any]], lines: list[str], args: argparse.Namespace) -> None:
-    """Print the tables, and write them, all numbers and the picture."""
+    """Write the tables, all numbers and the picture, and show what was asked for."""
     text = "\n\n".join([*rows.tables(results), *lines])
-    print(f"\n{text}")
     (args.out / "table.md").write_text(text + "\n")
     arguments = {**vars(args), "out": str(args.out)}
+    del arguments["json"]
     everything = {"arguments": arguments, "notes": lines, "runs": results}
     (args.out / "kernels.json").write_text(json.dumps(everything, indent=1) + "\n")
     plot.draw(results, args.out / "decode.png")
+    show(f"\n{text}", everything, args.json)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

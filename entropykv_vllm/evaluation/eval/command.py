@@ -18,6 +18,7 @@ from entropykv_vllm.evaluation import divergence, engines, options
 from entropykv_vllm.evaluation.eval import check, plot, rows, run
 from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.tasks import TASKS
+from entropykv_vllm.json_file import add_json, show
 from entropykv_vllm.model.fetch import NAME
 
 _SO = "(default: %(default)s)"
@@ -67,17 +68,18 @@ def parser() -> argparse.ArgumentParser:
     add("--kl", action="store_true", help="also compare next-token distributions on plain text")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("results/eval"), help="default: %(default)s")
+    add_json(p)
     return p
 
 
-def write(results: list[dict[str, Any]], out: Path) -> None:
-    """Print the table; write it, its numbers and its picture."""
+def write(results: list[dict[str, Any]], out: Path, json_file: Path | None) -> None:
+    """Write the table, its numbers and its picture, and show what was asked for."""
     text = rows.render(results)
-    print(f"\n{text}")
     (out / "table.md").write_text(text + "\n")
     brief = [divergence.brief({k: v for k, v in r.items() if k != "answers"}) for r in results]
     (out / "table.json").write_text(json.dumps(brief, indent=1) + "\n")
     plot.draw(results, out / "accuracy.png")
+    show(f"\n{text}", brief, json_file)
 
 
 def _tokenizer(folder: str) -> Any:
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(str(error)) from None
     if not results:
         return 1
-    write(results, args.out)
+    write(results, args.out, args.json)
     return 0
 
 

@@ -33,6 +33,7 @@ from entropykv_vllm.evaluation.needle.cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.presets import chosen
 from entropykv_vllm.evaluation.prompts import QUESTION
+from entropykv_vllm.json_file import add_json, show
 
 # Requests that share a step; results do not depend on it.
 TOGETHER = 4
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_config(p)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", type=Path, help="folder of the results (default: results/needle-...)")
+    add_json(p)
     return p
 
 
@@ -205,11 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not results:
         return 1
     text = table.render(HEADER, rows(results, crowded(args)))
-    print(f"\nneedles in {args.tokens} tokens, {args.prompts} prompts a cell\n\n{text}")
+    title = f"needles in {args.tokens} tokens, {args.prompts} prompts a cell"
     (args.out / "table.md").write_text(text + "\n")
     summary = [{k: v for k, v in r.items() if k != "answers"} for r in results]
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
     plot.draw(results, args.out / "exact.png")
+    show(f"\n{title}\n\n{text}", summary, args.json)
     return 0
 
 

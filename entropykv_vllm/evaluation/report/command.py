@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from entropykv_vllm.errors import UsageError
+from entropykv_vllm.evaluation import table
 from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.progress import onto
 from entropykv_vllm.evaluation.report import chapters, measure, page
 from entropykv_vllm.evaluation.report.sections import Section
+from entropykv_vllm.json_file import add_json, takes_stdout, write
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--stored", action="store_true", help="measure nothing, only write what is stored"
     )
+    add_json(p)
     return p
 
 
@@ -71,12 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if all(results for _, results in found):
             new = chapter.tables(found, args.data)
             for title, text in new.items():
-                print(f"\n{title}\n\n{text}", flush=True)
+                if not takes_stdout(args.json):
+                    print(f"\n{title}\n\n{text}", flush=True)
             tables |= new
         else:
             print(f"\n{name} is left out: {missing(found, args.data)}", file=sys.stderr)
     if args.page and (unknown := page.fill(args.page, tables)):
-        print(f"\n{args.page} has no place for: {', '.join(unknown)}")
+        print(f"\n{args.page} has no place for: {', '.join(unknown)}", file=sys.stderr)
+    if args.json is not None:
+        write({title: table.records(text) for title, text in tables.items()}, args.json)
     return 0
 
 
