@@ -26,12 +26,14 @@ from entropykv_vllm.evaluation import (
     tune,
 )
 from entropykv_vllm.evaluation.attention_cost import command as attention_cost
+from entropykv_vllm.evaluation.bench import command as bench
 from entropykv_vllm.evaluation.bench_kernels import command as bench_kernels
 from entropykv_vllm.evaluation.calibration.run import Summary
 from entropykv_vllm.evaluation.needle import command as needle
 from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.evaluation.report import chapters
 from entropykv_vllm.evaluation.report import command as report
+from tests.evaluation.test_bench import result
 
 SHARE = [0.5, 0.25, 0.75]
 TABLES = sorted(set(cli.ELSEWHERE) - {"completion"})
@@ -190,6 +192,23 @@ def test_bench_kernels(
     found = json.loads(capsys.readouterr().out)
     assert (found["runs"], found["notes"]) == ([{"run": 1}], ["a note"])
     assert "json" not in found["arguments"]
+
+
+def test_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {**result("vLLM alone", 20.0, 1.0), "spec": {"pool_bytes": 1 << 20}}
+    monkeypatch.setattr(bench, "measure", lambda _: {"vLLM alone": []})
+    monkeypatch.setattr(bench, "middle", lambda *_: found)
+    monkeypatch.setattr(bench.machine, "about", lambda _: {})
+    monkeypatch.setattr(bench.plot, "draw", lambda *_: True)
+    monkeypatch.setattr(bench.engines, "check_length", lambda *_: None)
+    assert cli.main(["bench", "--out", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"] == [found]
+    assert cli.main(["bench", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert (tmp_path / "bench.md").read_text().strip() in said
+    assert f"picture: {tmp_path}/bench.png" in said
 
 
 def summary(name: str, held: float) -> Summary:

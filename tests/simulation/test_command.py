@@ -90,11 +90,11 @@ def test_numbers_are_written_to_a_file_beside_the_table(capsys, tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named_and_the_table_is_not_lost(capsys):
-    words = ["simulate", *MODEL, *TRACE, "--preset", "max", "--json", "/nowhere/out.json"]
+    words = ["simulate", *MODEL, *TRACE, "--preset", "max", "--json", "/dev/full"]
     assert cli.main(words) == 1
     streams = capsys.readouterr()
     assert "As they come:" in streams.out
-    assert "/nowhere/out.json cannot be written: No such file" in streams.err
+    assert "/dev/full cannot be written: No space left" in streams.err
 
 
 def test_given_times_take_the_place_of_the_cards(capsys):

@@ -19,6 +19,7 @@ from typing import Any
 from entropykv_vllm.evaluation import cells, engines, machine, options, pool, table
 from entropykv_vllm.evaluation import presets as named
 from entropykv_vllm.evaluation.bench import plot
+from entropykv_vllm.json_file import add_json, show
 
 STOCK = "vLLM alone"
 
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
         help="more arguments of vllm serve, for all: --serve='--enforce-eager'",
     )
     p.add_argument("--out", type=Path, default=Path("results/bench"), help="default: %(default)s")
+    add_json(p)
     return p
 
 
@@ -168,17 +170,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     text = table.render(heads, rows(results))
     megabytes = results[0]["spec"]["pool_bytes"] / 2**20
-    print(
-        f"\n{args.requests} requests of {args.tokens}+{args.output} tokens, {args.fit:g} of which "
+    title = (
+        f"{args.requests} requests of {args.tokens}+{args.output} tokens, {args.fit:g} of which "
         f"fit in full into {megabytes:.0f} MiB of pages, in {args.dtype}, "
         f"{'all at once' if args.rate is None else f'{args.rate:g} a second'}; "
-        f"in parentheses: times vLLM alone, or 95 % intervals over requests\n\n{text}"
+        f"in parentheses: times vLLM alone, or 95 % intervals over requests"
     )
     told = {"machine": machine.about([]), "results": results}
     (args.out / "bench.json").write_text(json.dumps(told, indent=1) + "\n")
     (args.out / "bench.md").write_text(text + "\n")
-    if plot.draw(results, args.out / "bench.png"):
-        print(f"\npicture: {args.out / 'bench.png'}")
+    drawn = plot.draw(results, args.out / "bench.png")
+    picture = f"\n\npicture: {args.out / 'bench.png'}" if drawn else ""
+    show(f"\n{title}\n\n{text}{picture}", told, args.json)
     return 0
 
 
