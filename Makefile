@@ -32,6 +32,7 @@ TUNE_ARGS ?=
 REPORT_ARGS ?=
 ATTENTION_ARGS ?=
 GPU_CHECK_ARGS ?=
+SMOKE_ARGS ?=
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
 # Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
@@ -74,7 +75,7 @@ help: ## list the targets
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
 	@echo '           SERVE_ARGS PYTEST_ARGS EVAL_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS' \
 		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS CALIBRATE_ARGS TUNE_ARGS REPORT_ARGS' \
-		'GPU_CHECK_ARGS (handed on)'
+		'GPU_CHECK_ARGS SMOKE_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -221,6 +222,21 @@ format: env ## format the sources and fix what the linter can
 .PHONY: wheel
 wheel: env ## build the wheel into dist/
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# The sdist, and the wheel from it, so that the sdist is known to be whole.
+.PHONY: dist
+dist: env ## build the sdist and the wheel into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# What pip is asked for, the next where it fails: a Python may have no build of torch for CPUs.
+TORCH := $(shell grep '^torch==' requirements/cpu.txt)
+SMOKE_TORCH ?= $(TORCH) $(firstword $(subst +, ,$(TORCH)))
+
+.PHONY: smoke
+smoke: ## try dist/'s wheel in a fresh environment of each Python there is, of 3.11 to 3.13
+	@ls dist/*.whl >/dev/null || { echo 'there is no wheel: make dist' >&2; exit 1; }
+	$(PYTHON) packaging/smoke/run.py dist/*.whl --torch $(SMOKE_TORCH) $(SMOKE_ARGS)
 
 .PHONY: lock
 lock: $(BIN)/python ## resolve requirements/cpu.in to requirements/cpu.txt

@@ -19,7 +19,7 @@ from setuptools.command.build_py import build_py
 from setuptools.modified import newer_group
 
 DATA = {
-    "configs": ("*.yaml", "*.json"),
+    "configs": ("*.yaml", "*.yml", "*.json"),
     "csrc": ("*.cpp", "*.h", "*.hpp", "*.cu", "*.cuh"),
 }
 
@@ -116,14 +116,10 @@ def cuda_kernels(home: Path) -> Extension:
 
 def extension(name: str, sources: list[str]) -> Extension:
     """A module that needs nothing of torch but its stable ABI."""
-    import torch.utils.cpp_extension as torch_build
-
     return Extension(
         name,
         sources,
         depends=[str(path) for kind in ("*.h", "*.cuh") for path in Path("csrc").rglob(kind)],
-        include_dirs=torch_build.include_paths(),
-        library_dirs=torch_build.library_paths(),
         libraries=["torch", "torch_cpu", "c10"],
         define_macros=STABLE_ABI,
         language="c++",
@@ -131,11 +127,27 @@ def extension(name: str, sources: list[str]) -> Extension:
     )
 
 
+def torch_folders() -> tuple[list[str], list[str]]:
+    """Where the torch that is installed has its headers, and its libraries."""
+    try:
+        import torch.utils.cpp_extension as torch_build
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"the kernels are built with the torch that is installed, but {error}: install torch, "
+            "then `pip install --no-build-isolation` or `python -m build --no-isolation`"
+        ) from error
+    return torch_build.include_paths(), torch_build.library_paths()
+
+
 class BuildKernels(build_ext):
     """setuptools' `build_ext`, with flags per source and as many compilers as cores."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile the sources side by side, then let setuptools link the objects."""
+        # Asked for here and not where the modules are named, so that an sdist needs no torch.
+        headers, libraries = torch_folders()
+        ext.include_dirs += headers
+        ext.library_dirs += libraries
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(lambda source: self._compile(ext, source), ext.sources))
         ext.extra_objects = [*(ext.extra_objects or []), *objects]
