@@ -120,7 +120,8 @@ def test_a_request_holds_what_is_planned_and_peaks_where_it_is_planned(
 
 @pytest.mark.parametrize("tokens", [700, 3000])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_as_many_requests_run_together_as_are_planned_and_not_one_more(name, tokens):
+def test_as_many_requests_are_read_together_as_are_planned_and_not_one_more(name, tokens):
+    """One more waits until another is through its prompt; without it, none is preempted."""
     pool = pool_of(SMALL, *SETTINGS[name])
     room = pool.page_bytes * (4 * pool.peak(tokens) + 1)  # four, and vLLM's null page
     room += pool.page_bytes * (pool.peak(tokens) - 1)  # and almost a fifth
@@ -131,10 +132,10 @@ def test_as_many_requests_run_together_as_are_planned_and_not_one_more(name, tok
         requests = [engine.add(f"r{i}", [i] * tokens) for i in range(count)]
         together = 0
         while not engine.preemptions and any(r.num_computed_tokens < tokens for r in requests):
+            together = max(together, sum(r.num_computed_tokens < tokens for r in engine.running))
             engine.step(budget=1 << 20)
-            together = max(together, len(engine.running))
-        ran = together == count and not engine.preemptions
-        assert ran == (count == planned)
+        assert together in (0, planned), "a short prompt is read in one step"
+        assert count > planned or not engine.preemptions
 
 
 # -- what vLLM counts when it starts -----------------------------------------------------------
