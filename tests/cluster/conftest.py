@@ -21,6 +21,15 @@ TOKENS = 24
 RUN = Path(__file__).parent.parent / "engine" / "run_stock.py"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def a_thread_each():
+    """Several workers share the cores; with more threads than cores they wait for each other."""
+    before = os.environ["OMP_NUM_THREADS"]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    yield
+    os.environ["OMP_NUM_THREADS"] = before
+
+
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     from transformers import AutoTokenizer
