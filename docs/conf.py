@@ -10,6 +10,8 @@ project = "EntropyKV"
 html_title = "EntropyKV for vLLM"
 html_theme = "furo"
 html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 
 extensions = ["myst_parser"]
