@@ -23,9 +23,9 @@ def engine_args(policy: str = "entropykv", preset: str | None = None, **settings
         ``LLM(model=..., **engine_args("entropykv", keep=0.5))``
     """
     from entropykv_vllm.config.settings import load
-    from entropykv_vllm.serving.settings import engine_settings, page_size
+    from entropykv_vllm.serving.settings import engine_settings
 
     if policy == "none":
         return {}
     config = load(policy, {**({"preset": preset} if preset else {}), **settings})
-    return {**engine_settings(config), "block_size": page_size(config)}
+    return engine_settings(config)

@@ -30,8 +30,10 @@ def split(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Divide each request's pages into cold and hot ones.
 
-    What is cold follows from the position of a step's first token alone, so nothing is stored.
-    Shapes follow from shapes alone, so a GPU does not wait for it and CUDA graphs can hold it.
+    What is cold follows from the position of a step's first token, so nothing is stored. A request
+    that asked not to be evicted has no cold pages: where those are quantized, the first segment of
+    others has a hole at its end. Shapes follow from shapes alone, so a GPU does not wait for it and
+    CUDA graphs can hold it.
 
     Args:
         plan: the tier.
@@ -46,6 +48,9 @@ def split(
     """
     before = (seq_lens - query_lens).clamp(min=0)
     hot_at = starts[(before // plan.interval).long()]
+    last = plan.segment_pages - 1
+    if plan.bits < 16 and last < block_table.shape[1]:
+        hot_at = torch.where(block_table[:, last] == 0, hot_at, 0)
     column = torch.arange(block_table.shape[1], dtype=torch.int32, device=block_table.device)
     pages = (seq_lens + plan.page - 1) // plan.page
     kept = (column < pages[:, None]) & (block_table != 0)

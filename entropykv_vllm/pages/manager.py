@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm.v1.core.block_pool import BlockPool
@@ -20,12 +20,15 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
 
+from entropykv_vllm.pages.control import control_of, control_of_hashes
 from entropykv_vllm.pages.hits import content_hash, longest_hit
 from entropykv_vllm.pages.moves import PageMove
 from entropykv_vllm.pages.spec import TierSpec
+from entropykv_vllm.plan.request import AS_SERVED, request_plan
 from entropykv_vllm.plan.schedule import (
     ColdPage,
     Move,
+    TierPlan,
     boundary,
     cold_count,
     hot_start,
@@ -69,6 +72,8 @@ class TierManager(SingleTypeKVCacheManager):
     def __init__(self, kv_cache_spec: TierSpec, **kwargs) -> None:
         super().__init__(kv_cache_spec, **kwargs)
         self.plan = kv_cache_spec.plan
+        #: The scheduler's requests by id, each of which may have a plan of its own.
+        self.requests: Mapping[str, Request] = {}
         self.progress: dict[str, Progress] = {}
         self.counts = TierCounts()
         self._moves: list[PageMove] = []
@@ -85,6 +90,12 @@ class TierManager(SingleTypeKVCacheManager):
     @property
     def has_positionally_stable_blocks(self) -> bool:
         return False
+
+    def plan_of(self, request_id: str) -> TierPlan:
+        """The tier's geometry for a request."""
+        request = self.requests.get(request_id)
+        asked = AS_SERVED if request is None else control_of(request)
+        return self.plan if asked is AS_SERVED else request_plan(self.plan, asked)
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -106,7 +117,7 @@ class TierManager(SingleTypeKVCacheManager):
 
     def _advance(self, request_id: str, progress: Progress) -> bool:
         at = progress.at + self.plan.interval
-        for move in moves(self.plan, at)[progress.moves_done :]:
+        for move in moves(self.plan_of(request_id), at)[progress.moves_done :]:
             if not self._move(request_id, move):
                 return False
             progress.moves_done += 1
@@ -202,9 +213,9 @@ class TierManager(SingleTypeKVCacheManager):
         """What was done since the last call, and the pages held now."""
         counts, self.counts = self.counts, TierCounts()
         for request_id, blocks in self.req_to_blocks.items():
-            at = self.progress_of(request_id)
-            counts.cold += cold_count(self.plan, at)
-            counts.hot += len(blocks) - hot_start(self.plan, at) // self.plan.page
+            at, plan = self.progress_of(request_id), self.plan_of(request_id)
+            counts.cold += cold_count(plan, at)
+            counts.hot += len(blocks) - hot_start(plan, at) // plan.page
         return counts
 
     # -- allocation ----------------------------------------------------------------------------
@@ -236,7 +247,8 @@ class TierManager(SingleTypeKVCacheManager):
     def _lacking(self, request_id: str, whole: int) -> int:
         """Pages between what a request holds and its peak; a waiting one may hold some, too."""
         entries = len(self.req_to_blocks.get(request_id, ()))
-        return reserved_pages(self.plan, self.progress_of(request_id), entries, whole)
+        plan = self.plan_of(request_id)
+        return reserved_pages(plan, self.progress_of(request_id), entries, whole)
 
     def _reserved(self, request_id: str) -> int:
         others = (item for item in self._whole.items() if item[0] != request_id)
@@ -328,7 +340,7 @@ class TierManager(SingleTypeKVCacheManager):
     ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
         """The longest prefix whose state at its last boundary is cached, cold pages included."""
         assert isinstance(kv_cache_spec, TierSpec)
-        plan = kv_cache_spec.plan
+        plan = request_plan(kv_cache_spec.plan, control_of_hashes(block_hashes))
         pages, length = longest_hit(
             plan,
             cls._prefix_hashes(block_hashes, block_pool, plan.page),

@@ -7,6 +7,7 @@ entry of any of these tables is a page of the one pool, with room for that many 
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -113,18 +114,22 @@ class Pool:
 
     def longest(self, room: int, limit: int) -> int:
         """The longest request of at most `limit` tokens that fits into `room` bytes, 0 if none."""
-        usable, low, high = self.usable(room), 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.peak(middle) <= usable:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return longest(self.peak, self.usable(room), limit)
 
     def requests(self, room: int, tokens: int) -> int:
         """How many requests of `tokens` tokens fit into `room` bytes, all at their peak at once."""
         return self.usable(room) // self.peak(tokens)
+
+
+def longest(peak: Callable[[int], int], usable: int, limit: int) -> int:
+    """The longest request of at most `limit` tokens that fits, 0 if none.
+
+    Args:
+        peak: the most pages of a request of a length, which grow with it.
+        usable: pages that there are.
+        limit: tokens.
+    """
+    return bisect.bisect_right(range(1, limit + 1), usable, key=peak)
 
 
 def full_pool(shape: ModelShape, step_tokens: int, page: int = FULL_PAGE) -> Pool:

@@ -7,6 +7,7 @@ the memory check at start-up and the admission of a request cannot disagree.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ class TierPlan:
     A hot page holds up to `page` tokens. A cold one has as many bytes and always holds `cold`
     tokens, of `bits` bits a number. `segment` is a whole number of both, `interval` of hot pages.
     `keep` is the share of the tokens older than `window` that survive; `cap` bounds the tokens
-    held in cold pages.
+    held in cold pages. Segments of the ranges `protected`, in their order, keep all tokens: they
+    stand aside, and what is said of runs below is said of the other segments, one after another.
+    `fixed` says that the settings name this tier's own `keep`.
     """
 
     name: str
@@ -41,6 +44,8 @@ class TierPlan:
     sinks: int
     cap: int | None = None
     bits: int = 16
+    protected: tuple[tuple[int, int], ...] = ()
+    fixed: bool = False
 
     @property
     def segment_pages(self) -> int:
@@ -114,6 +119,25 @@ def collapsed_segments(plan: TierPlan, at: int) -> int:
     return max(0, at - plan.window) // plan.segment if plan.compresses else 0
 
 
+def is_protected(plan: TierPlan, segment: int) -> bool:
+    """Whether a segment keeps all its tokens by a request's wish."""
+    return any(first <= segment < end for first, end in plan.protected)
+
+
+def unprotected(plan: TierPlan, segments: int) -> int:
+    """How many of the first `segments` segments compete for places."""
+    return segments - sum(max(0, min(end, segments) - first) for first, end in plan.protected)
+
+
+def unprotected_segment(plan: TierPlan, number: int) -> int:
+    """The segment that is the `number`-th, from 0 on, of those that compete for places."""
+    for first, end in plan.protected:
+        if number < first:
+            break
+        number += end - first
+    return number
+
+
 def hot_start(plan: TierPlan, at: int) -> int:
     """The first token, a page's first, that is still in a hot page at boundary `at`."""
     return collapsed_segments(plan, at) * plan.segment
@@ -136,7 +160,7 @@ def survivors(plan: TierPlan, runs: int) -> int:
 
 def segment_pages(plan: TierPlan, segment: int) -> tuple[ColdPage, ...]:
     """The pages that a segment is collapsed to: its first entries."""
-    count = survivors(plan, segment + 1) - survivors(plan, segment) if plan.levels == 0 else 1
+    count = _segment_count(plan, segment)
     first = segment * plan.segment_pages
     if plan.bits == 16 and count == plan.segment_pages:
         return tuple(ColdPage(first + i, first + i, "plain", 0) for i in range(count))
@@ -144,24 +168,35 @@ def segment_pages(plan: TierPlan, segment: int) -> tuple[ColdPage, ...]:
     return tuple(ColdPage(first + i, last, "segment", i) for i in range(count))
 
 
+def _segment_count(plan: TierPlan, segment: int) -> int:
+    """How many pages a segment is collapsed to."""
+    if is_protected(plan, segment):
+        return plan.segment // plan.cold
+    if plan.levels > 0:
+        return 1
+    number = unprotected(plan, segment)
+    return survivors(plan, number + 1) - survivors(plan, number)
+
+
 @lru_cache(maxsize=1 << 15)
 def run_pages(plan: TierPlan, start: int, level: int) -> tuple[ColdPage, ...]:
-    """The pages that are left of `2 ** level` segments from segment `start` on, once merged."""
+    """The pages that are left of `2 ** level` segments from the `start`-th on, once merged."""
     if level == 0:
-        return segment_pages(plan, start)
+        return segment_pages(plan, unprotected_segment(plan, start))
     half = 2 ** (level - 1)
     if level == plan.levels:
         run = start // 2**level
         if survivors(plan, run + 1) - survivors(plan, run) > 1:
             return run_pages(plan, start, level - 1) + run_pages(plan, start + half, level - 1)
-    last = (start + 2 * half) * plan.segment_pages - 1
-    return (ColdPage(start * plan.segment_pages, last, "merge", level),)
+    first, last = (unprotected_segment(plan, n) for n in (start, start + 2 * half - 1))
+    anchor = (last + 1) * plan.segment_pages - 1
+    return (ColdPage(first * plan.segment_pages, anchor, "merge", level),)
 
 
 def newest_runs(plan: TierPlan, segments: int) -> Iterator[tuple[int, int]]:
     """The runs that the first `segments` segments are merged to, the last first.
 
-    Each is its first segment and its level.
+    Each is the number of its first segment and its level.
     """
     whole, levels = segments >> plan.levels, plan.levels
     for level in range(levels):
@@ -177,11 +212,26 @@ def cold_pages(plan: TierPlan, at: int) -> tuple[ColdPage, ...]:
 
 def newest_cold_pages(plan: TierPlan, at: int) -> Iterator[ColdPage]:
     """The cold pages at boundary `at`, the last first: who needs only a few stops in time."""
+    competing = _newest_competing(plan, at)
+    if not plan.protected:
+        yield from competing
+        return
+    protected = _newest_protected(plan, collapsed_segments(plan, at))
+    yield from heapq.merge(competing, protected, key=lambda page: -page.entry)
+
+
+def _newest_competing(plan: TierPlan, at: int) -> Iterator[ColdPage]:
     if plan.cap is not None:
         yield from reversed(_capped(plan, at // plan.interval)[1])
         return
-    for start, level in newest_runs(plan, collapsed_segments(plan, at)):
+    for start, level in newest_runs(plan, unprotected(plan, collapsed_segments(plan, at))):
         yield from reversed(run_pages(plan, start, level))
+
+
+def _newest_protected(plan: TierPlan, segments: int) -> Iterator[ColdPage]:
+    for first, end in reversed(plan.protected):
+        for segment in range(min(end, segments) - 1, first - 1, -1):
+            yield from reversed(segment_pages(plan, segment))
 
 
 def moves(plan: TierPlan, at: int) -> tuple[Move, ...]:
@@ -212,10 +262,12 @@ def _collapse(plan: TierPlan, segment: int) -> tuple[Move, ...]:
 
 def _merges(plan: TierPlan, segment: int) -> list[Move]:
     """What is merged once a segment is collapsed: as in a binary counter."""
-    found = []
+    if is_protected(plan, segment):
+        return []
+    found, runs = [], unprotected(plan, segment + 1)
     for level in range(1, plan.levels + 1):
-        start = segment + 1 - 2**level
-        if (segment + 1) % 2**level:
+        start = runs - 2**level
+        if runs % 2**level:
             break
         halves = (start, level - 1), (start + 2 ** (level - 1), level - 1)
         src = tuple(page.entry for half in halves for page in run_pages(plan, *half))
@@ -227,7 +279,10 @@ def _merges(plan: TierPlan, segment: int) -> list[Move]:
 
 @lru_cache(maxsize=1 << 16)
 def _capped(plan: TierPlan, step: int) -> tuple[tuple[Move, ...], tuple[ColdPage, ...]]:
-    """Moves and cold pages at the `step`-th boundary of a tier whose cold pages are capped."""
+    """Moves and cold pages at the `step`-th boundary of a tier whose cold pages are capped.
+
+    Pages of protected segments are not among them, as they do not count.
+    """
     if step == 0:
         return (), ()
     for earlier in range(step % 256, step, 256):  # fill the cache from below: no deep recursion
@@ -237,7 +292,7 @@ def _capped(plan: TierPlan, step: int) -> tuple[tuple[Move, ...], tuple[ColdPage
     for segment in range(
         collapsed_segments(plan, at - plan.interval), collapsed_segments(plan, at)
     ):
-        held.extend(segment_pages(plan, segment))
+        held.extend(() if is_protected(plan, segment) else segment_pages(plan, segment))
     steps = list(_fresh_moves(plan, at))
     limit = plan.cap_pages
     assert limit is not None
@@ -257,9 +312,12 @@ def _drop(plan: TierPlan, held: list[ColdPage], limit: int, at: int) -> Move:
 def cold_count(plan: TierPlan, at: int) -> int:
     """The number of cold pages at boundary `at`: `len(cold_pages(plan, at))`, cheaply."""
     segments = collapsed_segments(plan, at)
-    whole, rest = divmod(segments, 2**plan.levels)
+    competing = unprotected(plan, segments)
+    whole, rest = divmod(competing, 2**plan.levels)
     count = survivors(plan, whole) + rest.bit_count()
-    return count if plan.cap_pages is None else min(count, plan.cap_pages)
+    if plan.cap_pages is not None:
+        count = min(count, plan.cap_pages)
+    return count + (segments - competing) * (plan.segment // plan.cold)
 
 
 def held_pages(plan: TierPlan, at: int, tokens: int) -> int:

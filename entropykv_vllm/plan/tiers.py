@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib import import_module
 
@@ -159,7 +159,8 @@ def _tier_by_hand(
     window = config.window if tier.window is None else tier.window
     keep = config.keep if tier.keep is None else tier.keep
     bits = config.bits if tier.bits is None else tier.bits
-    return Tier(tier.layers, _plan(config, tier.name, (page, colds[bits], bits), window, keep))
+    plan = _plan(config, tier.name, (page, colds[bits], bits), window, keep)
+    return Tier(tier.layers, replace(plan, fixed=tier.keep is not None))
 
 
 def _plan(

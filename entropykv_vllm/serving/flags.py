@@ -25,7 +25,7 @@ from entropykv_vllm.config.settings import (
     load,
     preset_names,
 )
-from entropykv_vllm.serving.settings import engine_settings, page_size
+from entropykv_vllm.serving.settings import engine_settings
 
 _MARK = "_entropykv_flags"
 
@@ -123,8 +123,8 @@ def _settings(policy: str, args: argparse.Namespace) -> dict[str, Any]:
     }
     if getattr(args, "enable_prefix_caching", None) is not None:
         settings.pop("enable_prefix_caching", None)  # `checks` says what is wrong with it
-    if getattr(args, "block_size", None) is None:
-        settings["block_size"] = page_size(config)
+    if getattr(args, "block_size", None) is not None:
+        del settings["block_size"]
     return settings
 
 

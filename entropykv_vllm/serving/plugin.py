@@ -5,7 +5,8 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Add our flags to vLLM's; may be called again. Nothing else changes until they are used."""
-    from entropykv_vllm.serving import flags
+    """Add our flags to vLLM's, and what requests may ask for; may be called again."""
+    from entropykv_vllm.serving import flags, requests
 
     flags.install()
+    requests.install()

@@ -12,7 +12,7 @@ from ray.serve.llm.deployment import LLMServer
 from entropykv_vllm.config.settings import load
 from entropykv_vllm.serving import metrics
 from entropykv_vllm.serving.ray_scaling import DEMAND
-from entropykv_vllm.serving.settings import engine_settings, page_size
+from entropykv_vllm.serving.settings import engine_settings
 
 POLICY, SETTINGS = "kv_eviction", "kv_eviction_config"
 
@@ -55,7 +55,9 @@ def with_eviction(model: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{SETTINGS} needs {POLICY} beside it")
         return {**model, "engine_kwargs": engine}
     config = load(policy, settings)
-    ours = {**engine_settings(config), "block_size": page_size(config)}
+    ours = engine_settings(config)
+    if engine.get("block_size") is None:
+        engine.pop("block_size", None)  # an empty value in YAML
     for name in ("worker_cls", "scheduler_cls"):
         if engine.pop(name, None) not in (None, "auto", ours[name]):
             raise ValueError(f"{POLICY} sets {name} itself: leave that out")

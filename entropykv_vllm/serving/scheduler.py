@@ -3,17 +3,27 @@
 
 from __future__ import annotations
 
+from math import ceil
+
+from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
+from entropykv_vllm.config import request as wishes
+from entropykv_vllm.pages.control import control
 from entropykv_vllm.pages.manager import TierManager
-from entropykv_vllm.plan.schedule import next_boundary
+from entropykv_vllm.plan.pool import longest
+from entropykv_vllm.plan.request import AS_SERVED, Control, request_plan
+from entropykv_vllm.plan.schedule import next_boundary, peak_pages
 from entropykv_vllm.serving import clearing
 from entropykv_vllm.serving.checks import check_groups
 from entropykv_vllm.serving.metrics import pack
+from entropykv_vllm.serving.settings import settings_of
+
+logger = init_logger("vllm.entropykv")
 
 #: The attribute of a `SchedulerOutput` that carries the step's moves.
 MOVES = "entropykv_moves"
@@ -27,11 +37,60 @@ class EvictionSchedulerMixin:
         check_groups(self.vllm_config, self.kv_cache_config)
         managers = self.kv_cache_manager.coordinator.single_type_managers
         self._tiers = [manager for manager in managers if isinstance(manager, TierManager)]
+        self._others = [manager for manager in managers if not isinstance(manager, TierManager)]
+        for tier in self._tiers:
+            tier.requests = self.requests
         self._interval = self._tiers[0].plan.interval
         clearing.ask_for(self, managers)
         # vLLM asks a scheduler of Mamba models where to end a step; we use the same question.
         self._splits_for_mamba = self.need_mamba_block_aligned_split
         self.need_mamba_block_aligned_split = True
+
+    def add_request(self, request: Request) -> None:
+        """vLLM's; a request may ask for something of its own."""
+        if request.request_id not in self.requests:
+            self._control(request)
+        super().add_request(request)
+
+    def _control(self, request: Request) -> None:
+        """Give a new request what it asks for, as far as there are pages.
+
+        Servers have refused before what cannot be had (`serving.requests`). What still comes is
+        served as any other request: one that waits for pages that never come would stop all.
+        """
+        asked, prompt = self._asked(request), request.num_prompt_tokens
+        if asked == AS_SERVED:
+            return
+        room = self._room(asked, prompt + request.max_tokens)
+        if room <= prompt:
+            logger.warning("Request %s is too long for what it asks for.", request.request_id)
+            return
+        request.max_tokens = min(request.max_tokens, room - prompt)
+        control(request, asked, self.kv_cache_manager.block_pool.hash_block_size)
+
+    def _asked(self, request: Request) -> Control:
+        extra = request.sampling_params and request.sampling_params.extra_args
+        try:
+            return wishes.read(extra, settings_of(self.vllm_config), request.num_prompt_tokens)
+        except ValueError as error:
+            logger.warning("Request %s is served as others are: %s", request.request_id, error)
+            return AS_SERVED
+
+    def _room(self, asked: Control, tokens: int) -> int:
+        """The longest that a request of at most `tokens` tokens may become."""
+        plans = [request_plan(tier.plan, asked) for tier in self._tiers]
+        specs = [manager.kv_cache_spec for manager in self._others]
+        others = [
+            ceil(spec.max_memory_usage_bytes(self.vllm_config) / spec.page_size_bytes)
+            for spec in specs
+        ]
+        manager = self.kv_cache_manager
+        usable = manager.block_pool.num_gpu_blocks - 1 - manager.watermark_blocks - sum(others)
+
+        def peak(length: int) -> int:
+            return sum(peak_pages(plan, length) for plan in plans)
+
+        return tokens if peak(tokens) <= usable else longest(peak, usable, tokens)
 
     def _mamba_block_aligned_split(
         self,

@@ -26,7 +26,7 @@ def page_size(config: EvictionConfig) -> int:
 
 
 def engine_settings(config: EvictionConfig) -> dict[str, Any]:
-    """vLLM engine arguments that turn eviction on, all but the page size."""
+    """vLLM engine arguments that turn eviction on."""
     from entropykv_vllm.kernels.scores import OBSERVED  # torch: `entropykv plan` does without
 
     return {
@@ -34,4 +34,5 @@ def engine_settings(config: EvictionConfig) -> dict[str, Any]:
         "additional_config": {CONFIG_KEY: config.model_dump(mode="json", exclude_none=True)},
         "worker_cls": WORKER,
         "scheduler_cls": SCHEDULER,
+        "block_size": page_size(config),
     }

@@ -2,6 +2,7 @@
 """The plugin in vLLM's engine, on a real model."""
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from entropykv_vllm.evaluation import prompts as needles
 from entropykv_vllm.plan.schedule import boundary, held_pages, peak_pages
@@ -29,8 +30,63 @@ def clean(engine):
 
 def test_prompts_within_the_window_answer_as_without_the_plugin(engine, corpus, stock):
     short = [corpus[i * 500 : i * 500 + 20 + 20 * i] for i in range(8)]
-    assert engine.tokens(short) == stock(short)
+    long = [corpus[i * 900 : i * 900 + 1100 + 700 * i] for i in range(3)]
+    answers = stock([*short, *long])
+    assert engine.tokens(short) == answers[:8]
+    assert engine.tokens(long, extra_args={"kv_eviction": "none"}) == answers[8:]
     assert engine.evicted == 0
+
+
+def test_requests_that_ask_for_different_things_share_a_batch(engine, corpus):
+    """Off, loose, hard, protected: each answers as alone, whoever else is there."""
+    prompt = corpus[:1900]
+    wishes = [
+        {},
+        {"kv_eviction": "none"},
+        {"kv_keep": 1.0},
+        {"kv_keep": 0.05},
+        {"kv_keep": 0.05, "kv_protect": ["300:700"]},
+    ]
+    alone = []
+    for wish in wishes:
+        engine.forget()
+        alone.append(engine.tokens([prompt], extra_args=wish)[0])
+    assert len({tuple(answer) for answer in alone}) >= 3, "they must differ to say anything"
+    engine.forget()
+    for i, wish in enumerate(wishes):
+        engine.add(f"p{i}", prompt, extra_args=wish)
+    together = {name: list(o.outputs[0].token_ids) for name, o in engine.run({}).items()}
+    assert [together[f"p{i}"] for i in range(len(wishes))] == alone
+    again = [engine.tokens([prompt], extra_args=wish)[0] for wish in wishes]
+    assert again == alone, "a prefix hit must bring the pages that were made for such a request"
+
+
+def test_what_is_protected_is_not_evicted(engine, corpus):
+    """Protecting all is as evicting nothing, where nothing is quantized."""
+    prompt = corpus[700:2600]
+    engine.tokens([prompt], extra_args={"kv_keep": 0.05, "kv_protect": ":"}, max_tokens=1)
+    assert engine.evicted == 0
+    if engine.tiers[0].plan.bits == 16:
+        whole = engine.tokens([prompt], extra_args={"kv_eviction": "none"})
+        assert engine.tokens([prompt], extra_args={"kv_protect": ":"}) == whole
+
+
+@pytest.mark.parametrize("extra", [{"kv_keep": 2}, {"kv_eviction": "h2o"}, {"kv_protect": [0]}])
+def test_a_wrong_wish_is_refused_before_the_engine(engine, corpus, extra):
+    with pytest.raises(VLLMValidationError, match=next(iter(extra))):
+        engine.add("wrong", corpus[:50], extra_args=extra)
+    assert not engine.llm.llm_engine.has_unfinished_requests()
+
+
+def test_what_never_fits_is_refused(engine, corpus, monkeypatch):
+    cache = engine.llm.llm_engine.vllm_config.cache_config
+    need = len(engine.tiers) * -(-1001 // 32)
+    monkeypatch.setattr(cache, "num_gpu_blocks", need)  # one of them is the null page
+    with pytest.raises(VLLMValidationError, match=f"would take {need} pages"):
+        engine.add("long", corpus[:1000], extra_args={"kv_eviction": "none"})
+    engine.tokens([corpus[:1000]], max_tokens=1)
+    monkeypatch.setattr(cache, "num_gpu_blocks", need + 1)
+    engine.tokens([corpus[:1000]], max_tokens=1, extra_args={"kv_eviction": "none"})
 
 
 def test_the_peak_is_not_passed_and_the_answer_is_the_same_for_any_chunk_size(engine, corpus):

@@ -97,6 +97,12 @@ def test_wrong_requests_get_an_answer_and_the_server_goes_on(server, question):
         with pytest.raises(urllib.error.HTTPError) as caught:
             post(url, {**question, **wrong})
         assert caught.value.code == 400
+    for wish in ({"kv_eviction": "h2o"}, {"kv_keep": 0}, {"kv_protect": [4]}, {"kv_protect": 0.5}):
+        for stream in (False, True):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                post(url, {**question, "stream": stream, "vllm_xargs": wish})
+            assert caught.value.code == 400
+            assert next(iter(wish)) in json.load(caught.value)["error"]["message"]
     too_long = {"model": SERVED_NAME, "prompt": [5] * 9000}
     with pytest.raises(urllib.error.HTTPError) as caught:
         post(url, too_long, "/v1/completions")
@@ -104,6 +110,33 @@ def test_wrong_requests_get_an_answer_and_the_server_goes_on(server, question):
     short = {"model": SERVED_NAME, "prompt": "The capital of France is", "max_tokens": 4}
     with post(url, {**short, "seed": 3, "temperature": 0.5}, "/v1/completions") as response:
         assert json.load(response)["choices"][0]["text"]
+
+
+def test_a_protected_message_is_never_evicted(server):
+    """A system prompt that holds a code, under a limit that keeps next to nothing else."""
+    url, _ = server
+    code = "The secret code of the vault is 7261904."
+    chat = {
+        "model": SERVED_NAME,
+        "temperature": 0,
+        "max_tokens": 12,
+        "messages": [
+            {"role": "system", "content": f"{corpus.text()[:2000]} {code} {corpus.text()[:1500]}"},
+            {"role": "user", "content": corpus.text()[4000:16000]},
+            {"role": "assistant", "content": "The secret code of the vault is"},
+        ],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+
+    def answer(**wish) -> str:
+        with post(url, {**chat, "vllm_xargs": wish}) as response:
+            return json.load(response)["choices"][0]["message"]["content"]
+
+    assert "7261904" in answer(kv_eviction="none"), "the model must know, or this says nothing"
+    assert "7261904" not in answer(kv_keep=0.03)
+    assert "7261904" in answer(kv_keep=0.03, kv_protect=[0])
+    assert "7261904" in answer(kv_keep=0.03, kv_protect=[-3, "900:1000"])
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
+from entropykv_vllm.pages.control import control, control_of
 from entropykv_vllm.pages.hits import content_hash
 from entropykv_vllm.pages.spec import Origin, TierSpec
+from entropykv_vllm.plan.request import AS_SERVED, Control, request_plan
 from entropykv_vllm.plan.schedule import (
     TierPlan,
     boundary,
@@ -69,10 +71,10 @@ class Memory:
 
     content: dict[int, bytes] = field(default_factory=dict)
 
-    def carry_out(self, moves, names: dict[str, list[bytes]], plans: list[TierPlan]) -> None:
+    def carry_out(self, moves, names: dict[str, list[bytes]], plan_of) -> None:
         """Check that each move reads what the plan says it reads, then write its survivors."""
         for move in moves:
-            plan, hashes = plans[move.group], names[move.request_id]
+            plan, hashes = plan_of(move.request_id, move.group), names[move.request_id]
             planned, before = _planned(plan, move, hashes)
             assert move.kind == planned.kind
             for entry, page in zip(move.entries, move.src, strict=True):
@@ -108,6 +110,9 @@ class Engine:
         self.manager = make_manager(plans, pages, caching)
         self.pool = self.manager.block_pool
         self.tiers = self.manager.coordinator.single_type_managers
+        self.requests: dict[str, Request] = {}
+        for tier in self.tiers:
+            tier.requests = self.requests
         self.memory = Memory()
         self.hasher = get_request_block_hasher(plans[0].page, sha256)
         self.running: list[Request] = []
@@ -118,9 +123,11 @@ class Engine:
 
     # -- what a user does ----------------------------------------------------------------------
 
-    def add(self, request_id: str, tokens: list[int]) -> Request:
+    def add(self, request_id: str, tokens: list[int], asked: Control = AS_SERVED) -> Request:
         params = SamplingParams(max_tokens=10_000)
         request = Request(request_id, tokens, params, None, block_hasher=self.hasher)
+        control(request, asked, self.plans[0].page)
+        self.requests[request_id] = request
         self.waiting.append(request)
         return request
 
@@ -141,6 +148,11 @@ class Engine:
             if request in queue:
                 queue.remove(request)
         self.manager.free(request)
+        del self.requests[request.request_id]
+
+    def plans_of(self, request: Request) -> list[TierPlan]:
+        """The plan of each tier for a request."""
+        return [request_plan(plan, control_of(request)) for plan in self.plans]
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -213,14 +225,17 @@ class Engine:
         """Whether there are pages for what a request lacks, and to copy those that others have."""
         tables = [tier.req_to_blocks.get(request.request_id, ()) for tier in self.tiers]
         held = [block for table in tables for block in table if not block.is_null]
-        lacking = sum(peak_pages(plan, request.num_tokens) for plan in self.plans) - len(held)
+        plans = self.plans_of(request)
+        lacking = sum(peak_pages(plan, request.num_tokens) for plan in plans) - len(held)
         shared = sum(block.ref_cnt > 1 for block in held)
         return lacking + shared <= self.pool.get_num_free_blocks()
 
     def _execute(self) -> None:
         moves = sorted((m for t in self.tiers for m in t.take_moves()), key=lambda m: m.order)
         names = {r.request_id: r.block_hashes for r in self._holding()}
-        self.memory.carry_out(moves, names, self.plans)
+        self.memory.carry_out(
+            moves, names, lambda name, group: self.plans_of(self.requests[name])[group]
+        )
         for request, start, count in self._fresh:
             self._write(request, start, count)
             request.num_computed_tokens = start + count
@@ -242,7 +257,7 @@ class Engine:
     def check(self) -> None:
         self._check_ownership()
         for request in self._holding():
-            for group, plan in enumerate(self.plans):
+            for group, plan in enumerate(self.plans_of(request)):
                 self._check_table(request, group, plan)
 
     def _holding(self) -> list[Request]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entropykv_vllm.plan.request import AS_SERVED, Control, joined
 from entropykv_vllm.plan.schedule import (
     TierPlan,
     boundary,
@@ -98,12 +99,29 @@ def test_every_page_of_any_tiers_holds_what_the_plan_says(plans, caching, seed, 
     _run(plans, caching, seed, slack)
 
 
-def _run(plans: list[TierPlan], caching: bool, seed: int, slack: int) -> None:
+@given(tiers(), st.booleans(), st.integers(0, 1 << 30), st.sampled_from([0, 3, 10, 40, 300]))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_requests_that_ask_for_different_things_live_side_by_side(plans, caching, seed, slack):
+    whole = sum(-(-230 // plan.page) for plan in plans)
+    _run(plans, caching, seed, slack, least=whole, ask=_wish)
+
+
+def _wish(rng: random.Random) -> Control:
+    spans = [(first, first + rng.randint(1, 60)) for first in rng.sample(range(200), 2)]
+    protect = joined(spans[: rng.randint(0, 2)])
+    return rng.choice(
+        [AS_SERVED, Control(off=True), Control(keep=rng.choice([0.3, 1, 2]), protect=protect)]
+    )
+
+
+def _run(
+    plans: list[TierPlan], caching: bool, seed: int, slack: int, least=0, ask=lambda rng: AS_SERVED
+) -> None:
     rng = random.Random(seed)
-    pages = 1 + sum(peak_pages(plan, 230) for plan in plans) + slack
+    pages = 1 + max(least, sum(peak_pages(plan, 230) for plan in plans)) + slack
     engine = Engine(plans, pages, caching, choose_victim=rng.choice)
     for number in range(150):
-        _act(engine, rng, f"r{number % 11}")
+        _act(engine, rng, f"r{number % 11}", ask)
     for request in engine.running + engine.waiting:
         engine.abort(request)
     assert engine.pool.get_num_free_blocks() == engine.pool.num_gpu_blocks - 1, "pages leaked"
@@ -112,11 +130,11 @@ def _run(plans: list[TierPlan], caching: bool, seed: int, slack: int) -> None:
         assert not any(kept), "something of a request is kept that is gone"
 
 
-def _act(engine: Engine, rng: random.Random, name: str) -> None:
+def _act(engine: Engine, rng: random.Random, name: str, ask) -> None:
     active = engine.running + engine.waiting
     event = rng.random()
     if event < 0.25 and all(request.request_id != name for request in active):
-        engine.add(name, tokens(rng.randrange(3), rng.randint(1, 200)))
+        engine.add(name, tokens(rng.randrange(3), rng.randint(1, 200)), ask(rng))
     elif event < 0.3 and active:
         engine.abort(rng.choice(active))
         engine.check()
@@ -289,6 +307,46 @@ def test_what_is_not_held_was_counted_as_evicted(plans, length, budget):
         assert at >= boundary(plan, done - 1)
         assert counts.tokens_evicted == done - held_tokens(plan, at, done)
         assert counts.freed == -(-done // plan.page) - held_pages(plan, at, done)
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_pages_of_requests_that_ask_for_different_things_are_kept_apart(name):
+    wishes = [AS_SERVED, Control(off=True), Control(keep=0.5), Control(protect=((40, 60),))]
+    for first in wishes:
+        for second in wishes:
+            engine = Engine(TIERS[name], 2000)
+            engine.abort(_read(engine, "first", first))
+            engine.add("second", tokens(0, 290), second)
+            engine.step(1000)
+            assert engine.hits["second"] == (288 if first == second else 0)
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_what_is_protected_further_on_does_not_matter_yet(name):
+    """Turns of a chat: each protects its last message, and finds the pages before that."""
+    engine = Engine(TIERS[name], 2000)
+    engine.abort(_read(engine, "first", Control(protect=((0, 20), (150, 170)))))
+    engine.add("second", tokens(0, 290), Control(protect=((0, 20), (200, 220))))
+    engine.step(1000)
+    assert engine.hits["second"] == 148
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_hashes_do_not_depend_on_when_they_were_asked_for(name):
+    asked = Control(keep=0.5, protect=((3, 9), (100, 130)))
+    engine = Engine(TIERS[name], 2000)
+    at_once = engine.add("a", tokens(0, 120), asked)
+    grown = engine.add("b", tokens(0, 7), asked)
+    for token in tokens(0, 120)[7:]:
+        grown.append_output_token_ids(token)
+    assert at_once.block_hashes == grown.block_hashes
+    assert len(set(at_once.block_hashes)) == 30
+
+
+def _read(engine: Engine, name: str, asked: Control):
+    request = engine.add(name, tokens(0, 290), asked)
+    run_to(engine, 290, 64)
+    return request
 
 
 def test_quantizing_frees_pages_and_evicts_nothing():

@@ -28,11 +28,14 @@ UNIT = st.floats(0, 1)
 
 
 @st.composite
-def plans(draw, keep=UNIT, cap=True, bits=(16, 8, 4)):
+def plans(draw, keep=UNIT, cap=True, bits=(16, 8, 4), protect=True):
     page = draw(st.sampled_from([1, 4, 16]))
     bits = draw(st.sampled_from(bits))
     cold = page if bits == 16 else draw(st.integers(page + 1, 4 * page))
     unit = math.lcm(page, cold)
+    ends = st.lists(st.integers(0, 12), max_size=6, unique=True) if protect else st.just([])
+    ranges = sorted(draw(ends))
+    protected = tuple(zip(ranges[::2], ranges[1::2], strict=False))
     return TierPlan(
         name="t",
         page=page,
@@ -41,9 +44,10 @@ def plans(draw, keep=UNIT, cap=True, bits=(16, 8, 4)):
         interval=page * draw(st.integers(1, 12)),
         window=draw(st.integers(page, 20 * page)),
         keep=draw(keep),
-        sinks=draw(st.integers(0, page)),
+        sinks=0 if protected[:1] and not protected[0][0] else draw(st.integers(0, page)),
         cap=draw(st.integers(cold, 10 * cold)) if cap and draw(st.booleans()) else None,
         bits=bits,
+        protected=protected,
     )
 
 
@@ -102,7 +106,7 @@ def test_the_window_is_never_touched(plan, pages):
         assert max(move.src) * plan.page < max(0, at - plan.window)
 
 
-@given(plans(keep=st.floats(0.01, 1), cap=False), st.integers(1, 200))
+@given(plans(keep=st.floats(0.01, 1), cap=False, protect=False), st.integers(1, 200))
 def test_any_keep_ratio_is_met_on_average(plan, segments):
     at = plan.interval * math.ceil((plan.window + segments * plan.segment) / plan.interval)
     whole, rest = divmod(collapsed_segments(plan, at), 2**plan.levels)

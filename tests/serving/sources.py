@@ -76,7 +76,7 @@ class Sources:
 def _named(node) -> dict[str, ast.AST]:
     found: dict[str, ast.AST] = {}
     for child in node.body:
-        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found[child.name] = child
         elif isinstance(child, ast.AnnAssign):
             found[child.target.id] = child

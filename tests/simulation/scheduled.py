@@ -17,20 +17,10 @@ from entropykv_vllm.simulation.job import Job
 from entropykv_vllm.simulation.memory import Memory
 from entropykv_vllm.simulation.replica import Replica
 
+from ..engine.run_runner import LLAMA as SMALL
+
 MAX_LEN = 4096
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "num_hidden_layers": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": MAX_LEN,
-    "torch_dtype": "float32",
-}
+LLAMA = {**SMALL, "max_position_embeddings": MAX_LEN}
 
 
 @dataclass(frozen=True)

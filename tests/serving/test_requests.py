@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests may ask for: what is said of wrong wishes, and that wishes never stop a server."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entropykv_vllm.config.request import read
+from entropykv_vllm.config.settings import load
+from entropykv_vllm.pages.control import control_of
+from entropykv_vllm.plan.pool import Evicted, Pool
+from entropykv_vllm.plan.request import AS_SERVED, Control, before, joined, request_plan
+from entropykv_vllm.plan.schedule import TierPlan, cold_pages, peak_pages
+from entropykv_vllm.serving.messages import message_span
+from entropykv_vllm.serving.room import controlled
+
+from ..simulation.scheduled import Server, make_scheduler
+from .test_sessions import part, run
+
+SETTINGS = load("entropykv", {"preset": "long-context"})
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=8,
+)
+
+
+def said(extra, settings=SETTINGS, tokens=1000) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        read(extra, settings, tokens)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"kv_eviction": "h2o"}, "this server evicts with entropykv, so say 'entropykv' or 'none'"),
+        ({"kv_eviction": "none", "kv_keep": 0.5}, "leave kv_keep out"),
+        ({"kv_keep": 0}, "kv_keep is 0: give a number above 0, at most 1"),
+        ({"kv_keep": float("nan")}, "kv_keep is nan: give a number above 0, at most 1"),
+        ({"kv_keep": True}, "kv_keep is True: give a number above 0, at most 1"),
+        ({"kv_keep": "0.5"}, "kv_keep is '0.5': give a number"),
+        ({"kv_protect": ["0:1001"]}, "'0:1001', which is not a span of this prompt of 1000 tokens"),
+        ({"kv_protect": ["7:7"]}, "start before the end"),
+        ({"kv_protect": ["-5:7"]}, "a span of tokens as in Python"),
+        ({"kv_protect": ["1" * 5000 + ":"]}, "a span of tokens as in Python"),
+        ({"kv_protect": "all"}, "a span of tokens as in Python"),
+        ({"kv_protect": 0}, "names message 0, and this request has no messages"),
+        ({"kv_protect": ["0:1"] * 65}, "has 65 entries: give at most 64"),
+    ],
+)
+def test_a_wrong_wish_is_refused_in_words(extra, words):
+    assert words in said(extra)
+    assert len(said(extra)) < 300
+
+
+def test_a_server_that_does_not_evict_says_so():
+    assert "this server does not evict: leave kv_keep out" in said({"kv_keep": 0.5}, None)
+    assert read({"kv_eviction": "none"}, None, 10) == AS_SERVED
+
+
+@pytest.mark.parametrize("policy", ["sink", "window"])
+def test_keep_has_no_meaning_where_nothing_old_is_kept(policy):
+    assert "has no meaning" in said({"kv_keep": 0.5}, load(policy))
+
+
+def test_keep_has_no_effect_where_each_tier_names_its_own():
+    tiers = [{"name": "a", "layers": "0-3", "keep": 0.5}]
+    assert "has no effect" in said({"kv_keep": 0.5}, load("entropykv", {"tiers": tiers}))
+
+
+def test_what_is_not_ours_is_left_alone():
+    assert read({"kv_transfer_params": {"x": 1}, "session_id": "7"}, SETTINGS, 10) == AS_SERVED
+    assert read(None, SETTINGS, 10) == AS_SERVED
+    assert read({"kv_keep": None}, SETTINGS, 10) == AS_SERVED
+
+
+def test_spans_are_read_as_in_python():
+    assert read({"kv_protect": ["10:20", ":4", "990:"]}, SETTINGS, 1000).protect == (
+        (0, 4),
+        (10, 20),
+        (990, 1000),
+    )
+    assert read({"kv_protect": ":"}, SETTINGS, 1000).protect == ((0, 1000),)
+
+
+@given(st.dictionaries(st.sampled_from(["kv_eviction", "kv_keep", "kv_protect"]), JSON))
+def test_anything_is_read_or_refused_in_words(extra):
+    refusal = ""
+    try:
+        assert isinstance(read(extra, SETTINGS, 100), Control)
+    except ValueError as error:
+        refusal = str(error)
+    assert len(refusal) < 300
+    assert "\n" not in refusal
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8), st.integers(0, 60))
+def test_joined_spans_hold_the_same_numbers(spans, end):
+    numbers = {n for first, last in spans for n in range(first, last)}
+    found = joined(spans)
+    assert {n for first, last in found for n in range(first, last)} == numbers
+    assert all(a[1] < b[0] for a, b in pairwise(found))
+    assert {n for a, b in before(found, end) for n in range(a, b)} == {
+        n for n in numbers if n < end
+    }
+
+
+PLAN = TierPlan("t", 32, 112, 224, 224, 224, 1 / 16, 4, bits=4)
+
+
+def test_a_plan_for_a_request():
+    assert request_plan(PLAN, AS_SERVED) == PLAN
+    assert not request_plan(PLAN, Control(off=True)).compresses
+    assert request_plan(PLAN, Control(keep=4)).keep == 0.25
+    assert request_plan(PLAN, Control(keep=99)).keep == 1
+    fixed = TierPlan("t", 32, 32, 256, 512, 256, 0.5, 4, fixed=True)
+    assert request_plan(fixed, Control(keep=0.5)).keep == 0.5
+
+
+def test_protected_tokens_keep_their_segments_whole():
+    """Tokens 300 to 500 lie in the segments 1 and 2: four pages of 112 tokens."""
+    plan = request_plan(PLAN, Control(protect=((300, 500),)))
+    assert plan.protected == ((1, 3),)
+    pages = cold_pages(plan, 224 * 12)
+    whole = [page for page in pages if page.kind == "segment" and page.anchor in (13, 20)]
+    assert [(page.entry, page.index) for page in whole] == [(7, 0), (8, 1), (14, 0), (15, 1)]
+
+
+def make(pages: int):
+    pool = Pool(1, (Evicted(TierPlan("all", 4, 4, 16, 32, 16, 0.25, 0)),))
+    return make_scheduler(Server(pool, pages, 1000, 8, 32)), pool
+
+
+def wish(name: str, tokens: int, answer: int, **extra):
+    request = part(name, tokens, answer)
+    request.resumable = False
+    request.sampling_params.extra_args = extra
+    return request
+
+
+def test_a_request_that_is_not_evicted_ends_where_the_pool_does():
+    scheduler, _ = make(pages=60)
+    request = wish("a", 100, 1000, kv_eviction="none")
+    scheduler.add_request(request)
+    run(scheduler, 400)
+    assert not scheduler.requests
+    assert request.num_tokens == 60 * 4
+
+
+@pytest.mark.parametrize("extra", [{"kv_eviction": "none"}, {"kv_keep": 7}, {"kv_protect": [0]}])
+def test_what_no_server_let_through_does_not_stop_the_scheduler(extra):
+    """Too long for the pool, or wrong: served as any other request, and those behind it too."""
+    scheduler, pool = make(pages=60)
+    assert pool.peak(400) <= 60 < 100
+    first, second = wish("a", 400, 3, **extra), wish("b", 50, 3)
+    scheduler.add_request(first)
+    scheduler.add_request(second)
+    assert control_of(first) == AS_SERVED
+    run(scheduler, 60)
+    assert not scheduler.requests
+    assert first.num_tokens == 403
+
+
+def test_a_pool_is_seen_with_the_eyes_of_a_request():
+    pool = Pool(1, (Evicted(PLAN), Evicted(PLAN)))
+    assert controlled(pool, Control(off=True)).peak(2240) == 2 * 70
+    assert controlled(pool, AS_SERVED).peak(2240) == 2 * peak_pages(PLAN, 2240)
+
+
+def render(request):
+    """A chat template that trims, and tokens that are characters."""
+    text = "".join(f"<{m['role']}>{m['content'].strip()}</>" for m in request.messages)
+
+    async def answer():
+        return request.messages, [{"prompt_token_ids": [ord(c) for c in text + "<answer>"]}]
+
+    return answer()
+
+
+class Chat(SimpleNamespace):
+    def model_copy(self, update, deep):
+        return Chat(**{**vars(self), **update})
+
+
+def span_of(messages: list[dict], index: int, **more) -> str:
+    chat = Chat(messages=messages, **more)
+    prompt = asyncio.run(render(chat))[1][0]["prompt_token_ids"]
+    span = asyncio.run(message_span(chat, index, prompt, render))
+    if not span:
+        return ""
+    first, end = map(int, span.split(":"))
+    return "".join(map(chr, prompt[first:end]))
+
+
+@given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=4), st.data())
+def test_a_message_is_found_wherever_it_stands(texts, data):
+    """Also where it is as others are, or reads as the template does."""
+    messages = [{"role": "user", "content": text} for text in texts]
+    index = data.draw(st.integers(-len(texts), len(texts) - 1))
+    assert span_of(messages, index) == texts[index].strip()
+
+
+@pytest.mark.parametrize("text", ["user", "<user>", "</>", "", "a"])
+def test_words_of_the_template_are_not_taken_for_a_message(text):
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": text}]
+    assert span_of(messages, 1) == text
+
+
+@pytest.mark.parametrize(
+    ("messages", "index", "more", "words"),
+    [
+        ([{"role": "user", "content": "a"}], 1, {}, "and there are 1: count from 0"),
+        ([{"role": "user", "content": "a"}], -2, {}, "and there are 1: count from 0"),
+        ([{"role": "assistant", "tool_calls": []}], 0, {}, "which has no text"),
+        ([{"role": "user", "content": "a"}], 0, {"truncate_prompt_tokens": 5}, "that is cut"),
+    ],
+)
+def test_a_message_that_cannot_be_found_is_refused_in_words(messages, index, more, words):
+    with pytest.raises(ValueError, match=words):
+        asyncio.run(message_span(Chat(messages=messages, **more), index, [1], render))
