@@ -39,36 +39,37 @@ def test_prompts_within_the_window_answer_as_without_the_plugin(engine, corpus, 
 
 def test_requests_that_ask_for_different_things_share_a_batch(engine, corpus):
     """Off, loose, hard, protected: each answers as alone, whoever else is there."""
-    prompt = corpus[:1900]
+    prompt, few = corpus[:1500], {"max_tokens": 12}
     wishes = [
         {},
         {"kv_eviction": "none"},
         {"kv_keep": 1.0},
         {"kv_keep": 0.05},
-        {"kv_keep": 0.05, "kv_protect": ["300:700"]},
+        {"kv_keep": 0.05, "kv_protect": ["300:500"]},
     ]
     alone = []
     for wish in wishes:
         engine.forget()
-        alone.append(engine.tokens([prompt], extra_args=wish)[0])
-    assert len({tuple(answer) for answer in alone}) >= 3, "they must differ to say anything"
+        alone.append(engine.tokens([prompt], extra_args=wish, **few)[0])
+    assert len({tuple(answer) for answer in alone}) >= 2, "they must differ to say anything"
     engine.forget()
     for i, wish in enumerate(wishes):
-        engine.add(f"p{i}", prompt, extra_args=wish)
+        engine.add(f"p{i}", prompt, extra_args=wish, **few)
     together = {name: list(o.outputs[0].token_ids) for name, o in engine.run({}).items()}
     assert [together[f"p{i}"] for i in range(len(wishes))] == alone
-    again = [engine.tokens([prompt], extra_args=wish)[0] for wish in wishes]
+    again = [engine.tokens([prompt], extra_args=wish, **few)[0] for wish in wishes]
     assert again == alone, "a prefix hit must bring the pages that were made for such a request"
 
 
 def test_what_is_protected_is_not_evicted(engine, corpus):
     """Protecting all is as evicting nothing, where nothing is quantized."""
-    prompt = corpus[700:2600]
+    prompt = corpus[700:2100]
     engine.tokens([prompt], extra_args={"kv_keep": 0.05, "kv_protect": ":"}, max_tokens=1)
     assert engine.evicted == 0
     if engine.tiers[0].plan.bits == 16:
-        whole = engine.tokens([prompt], extra_args={"kv_eviction": "none"})
-        assert engine.tokens([prompt], extra_args={"kv_protect": ":"}) == whole
+        whole = engine.tokens([prompt], extra_args={"kv_eviction": "none"}, max_tokens=16)
+        kept = engine.tokens([prompt], extra_args={"kv_protect": ":"}, max_tokens=16)
+        assert kept == whole
 
 
 @pytest.mark.parametrize("extra", [{"kv_keep": 2}, {"kv_eviction": "h2o"}, {"kv_protect": [0]}])
