@@ -192,15 +192,16 @@ $(OTHER_SOURCES): | $(BIN)/python
 	rm $(OTHER).part/*.whl
 	mv $(OTHER).part $(OTHER)
 
-# Tests without an engine run side by side, a file at a time in each process; engines use all cores.
-# 5: PYTEST_ARGS selects no test of this half.
-UNIT := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell nproc) --dist loadfile \
-	-m 'not engine and not cluster' $(PYTEST_ARGS)
+# Tests run side by side, a file at a time in each process, but for those that start several workers.
+# 5: PYTEST_ARGS selects no test of this part.
+BESIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell nproc) --dist loadfile
+UNIT := $(BESIDE) -m 'not engine and not cluster' $(PYTEST_ARGS)
 
 .PHONY: test
 test: model $(OTHER_SOURCES) ## run all tests
 	$(UNIT) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m 'engine or cluster' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(BESIDE) -m engine $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 .PHONY: test-unit
 test-unit: model $(OTHER_SOURCES) ## run the tests that start no engine

@@ -143,6 +143,9 @@ class EvictionConfig(BaseModel):
     scope: Literal["head", "layer"] | None = Field(
         None, description="Choose per KV head or once per layer; unset: what suits the policy."
     )
+    debug: bool = Field(
+        False, description="Check the ownership and the content of all pages at each step: slow."
+    )
 
     @field_validator("policy", "curve")
     @classmethod

@@ -13,6 +13,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from entropykv_vllm.config import request as wishes
+from entropykv_vllm.pages.audit import audit
 from entropykv_vllm.pages.control import control
 from entropykv_vllm.pages.manager import TierManager
 from entropykv_vllm.plan.pool import longest
@@ -36,6 +37,7 @@ class EvictionSchedulerMixin:
         super().__init__(*args, **kwargs)
         check_groups(self.vllm_config, self.kv_cache_config)
         managers = self.kv_cache_manager.coordinator.single_type_managers
+        self._audits = settings_of(self.vllm_config).debug
         self._tiers = [manager for manager in managers if isinstance(manager, TierManager)]
         self._others = [manager for manager in managers if not isinstance(manager, TierManager)]
         for tier in self._tiers:
@@ -125,7 +127,14 @@ class EvictionSchedulerMixin:
         setattr(output, MOVES, moves)
         fresh = clearing.without_survivors(output.new_block_ids_to_zero, moves)
         output.new_block_ids_to_zero = fresh
+        if self._audits:
+            self._audit()
         return output
+
+    def _audit(self) -> None:
+        deferred = [block for _, blocks in self.deferred_frees for block in blocks]
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        audit(self.kv_cache_manager.block_pool, managers, deferred)
 
     def make_stats(self, *args, **kwargs) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)

@@ -28,10 +28,11 @@ from entropykv_vllm.pages.spec import TierSpec, tier_spec
 from entropykv_vllm.pages.waves import apart, waves
 from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving import checks, clearing, seeded
+from entropykv_vllm.serving.checksums import Checksums
 from entropykv_vllm.serving.origin import origin_of
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
-from entropykv_vllm.serving.tables import tables_of
+from entropykv_vllm.serving.tables import TablesV1, tables_of
 
 logger = init_logger("vllm.entropykv")
 
@@ -93,7 +94,16 @@ class EvictionWorkerMixin:
             if isinstance(group.kv_cache_spec, TierSpec)
         }
         self._tables = tables_of(self.model_runner)
+        self._checksums = self._new_checksums() if self.eviction.debug else None
         self._report_kernels()
+
+    def _new_checksums(self) -> Checksums | None:
+        """Of V1's runner, which has the rows of requests in the system's memory."""
+        if not isinstance(self._tables, TablesV1):
+            logger.warning("EntropyKV's debug mode checks who owns pages here, not what they hold.")
+            return None
+        caches = {group: tier.caches for group, tier in self._tier_layers.items()}
+        return Checksums(self.model_runner, caches)
 
     def _tier(self, layers: list, plan: TierPlan) -> TierLayers:
         reads = self.eviction.policy in OBSERVED
@@ -128,10 +138,15 @@ class EvictionWorkerMixin:
 
         The V2 runner comes here with steps of its own too: to profile, and for ranks that idle.
         """
-        if not kw.get("dummy_run"):
-            new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-            self._carry_out(self._moves_of(scheduler_output), new)
-        return execute_model(scheduler_output, *args, **kw)
+        if kw.get("dummy_run"):
+            return execute_model(scheduler_output, *args, **kw)
+        new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        moves = self._moves_of(scheduler_output)
+        self._carry_out(moves, new)
+        result = execute_model(scheduler_output, *args, **kw)
+        if self._checksums is not None and not self._warming_up:
+            self._checksums.check(scheduler_output, moves)
+        return result
 
     def _moves_of(self, scheduler_output: SchedulerOutput) -> list[PageMove]:
         moves = getattr(scheduler_output, MOVES, [] if self._warming_up else None)

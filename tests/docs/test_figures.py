@@ -61,7 +61,8 @@ def test_the_page_names_every_setting_with_its_default():
     for name, field in EvictionConfig.model_fields.items():
         default = field.default
         if default is not None:
-            assert rows[name] == (default if isinstance(default, str) else f"{default:g}")
+            number = isinstance(default, float | int) and not isinstance(default, bool)
+            assert rows[name] == (f"{default:g}" if number else str(default).lower())
 
 
 def test_the_page_names_every_policy():

@@ -114,7 +114,7 @@ class Engine:
         return [list(outputs[f"p{i}"].outputs[0].token_ids) for i in range(len(prompts))]
 
 
-# LARA's tiers, so that several groups share the pool; and old pages in 4 bits.
+# LARA's tiers, so that several groups share the pool; and old pages in 4 bits, all of them watched.
 SETTINGS = {
     "lara": {
         "bits": 16,
@@ -124,7 +124,7 @@ SETTINGS = {
         "lara_keep": 0.2,
         "lara_window": 0.2,
     },
-    "int4": {"preset": "long-context"},
+    "int4": {"preset": "long-context", "debug": True},
 }
 
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The debug mode of workers finds pages that changed unasked, and only those."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from entropykv_vllm.pages.moves import PageMove
+from entropykv_vllm.serving.checksums import Checksums
+
+PAGE = 4
+
+
+def step(new=(), more=()):
+    return SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(block_ids=rows) for rows in new],
+        scheduled_cached_reqs=SimpleNamespace(new_block_ids=list(more)),
+    )
+
+
+@pytest.fixture
+def world():
+    """A request of 10 tokens in the pages 3, 5, and 7, of which the last is not full."""
+    caches = [torch.randn(12, 2, PAGE, 32).bfloat16() for _ in range(2)]
+    request = SimpleNamespace(block_ids=[[3, 0, 5, 7]], num_computed_tokens=13)
+    runner = SimpleNamespace(requests={"a": request})
+    sums = Checksums(runner, {0: caches})
+    sums.check(step(new=[[[3, 5, 7]]]), [])
+    assert set(sums.sums[0]) == {3, 5}
+    return sums, caches, request
+
+
+def test_a_step_that_adds_a_token_changes_nothing_else(world):
+    sums, caches, _ = world
+    caches[1][7, 0, 2, 5] += 1
+    sums.check(step(), [])
+
+
+@pytest.mark.parametrize("place", [(0, 3, 0, 0, 0), (1, 5, 1, 3, 31)])
+def test_a_page_that_changed_unasked_is_told(world, place):
+    sums, caches, _ = world
+    caches[place[0]][place[1:]] += 1
+    with pytest.raises(RuntimeError, match=f"did not write them: {place[1]}$"):
+        sums.check(step(), [])
+
+
+def test_a_page_that_was_moved_to_may_change(world):
+    sums, caches, request = world
+    caches[0][3] += 1
+    request.block_ids = [[3, 0, 0, 7]]
+    sums.check(step(), [PageMove(1, 0, "a", (0, 2), (3, 5), (3,), 0)])
+    sums.check(step(), [])
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_page_that_was_handed_out_may_change(world, new):
+    sums, caches, request = world
+    request.block_ids, request.num_computed_tokens = [[3]], 4
+    caches[0][5] += 1
+    sums.check(step(new=[[[5]]]) if new else step(more=[None, [[5]]]), [])
+
+
+def test_a_page_that_was_freed_serves_hits_so_it_stays_as_it_is(world):
+    sums, caches, _ = world
+    sums.runner.requests.clear()
+    caches[0][5] += 1
+    with pytest.raises(RuntimeError, match="did not write them: 5"):
+        sums.check(step(), [])
