@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from entropykv_vllm.errors import RunError, UsageError
+from entropykv_vllm.help_text import Help
+from entropykv_vllm.json_file import add_json, show
 from entropykv_vllm.model.sources import SMOLLM2, SOURCES
 from entropykv_vllm.version import __version__
 
@@ -29,7 +31,7 @@ ELSEWHERE = {
         "find the layers of a model that must keep more, and write a profile",
     ),
     "tune": (
-        "entropykv_vllm.evaluation.tune",
+        "entropykv_vllm.evaluation.tune.command",
         "find the least memory that still answers right, on your model and text",
     ),
     "report": (
@@ -96,7 +98,9 @@ def parser() -> argparse.ArgumentParser:
         prog="entropykv",
         description="EntropyKV for vLLM: pages of the KV cache are replaced like pages of memory. "
         "To serve with it: vllm serve MODEL --kv-eviction entropykv",
-        epilog="entropykv COMMAND --help tells more about a command.",
+        epilog="entropykv COMMAND --help tells more about a command. Exit status: 0; 1 if "
+        "something failed; 2 if the command line was wrong; 130 after Ctrl-C.",
+        formatter_class=Help,
     )
     top.add_argument("--version", action="version", version=f"entropykv {__version__}")
     commands = top.add_subparsers(
@@ -127,7 +131,10 @@ def parser() -> argparse.ArgumentParser:
 
     for name, (_, about) in ELSEWHERE.items():
         commands.add_parser(name, help=about, add_help=False)
-    commands.add_parser("version", help="print the version").set_defaults(run=run_version)
+    version = commands.add_parser("version", help="print the version", description=_VERSION)
+    version.set_defaults(run=run_version)
+    for command in (fetch, version):
+        add_json(command)
     return top
 
 
@@ -144,13 +151,16 @@ def run_fetch(args: argparse.Namespace) -> int:
         name=args.name,
         accept_terms=args.accept_terms,
     )
-    print(folder)
+    show(str(folder), {"name": args.name, "folder": str(folder)}, args.json)
     return 0
 
 
-def run_version(_: argparse.Namespace) -> int:
+_VERSION = "Print the version and nothing else."
+
+
+def run_version(args: argparse.Namespace) -> int:
     """`entropykv version`: the bare version, for scripts."""
-    print(__version__)
+    show(__version__, {"version": __version__}, args.json)
     return 0
 
 
@@ -176,7 +186,8 @@ def refuse(words: list[str], error: Exception, status: int) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 1 if it failed, 2 if it was wrong.
 
-    Where argparse sees what is wrong, it exits with 2 itself.
+    Where argparse sees what is wrong, it exits with 2 itself. What the system refuses, such as a
+    full disk, and a package that is missing are no errors of ours, so they are told in a sentence.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -194,6 +205,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        return refuse(words, error, 1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("entropykv_vllm"):
+            raise
+        return refuse(words, RunError(f"this needs the Python package '{error.name}'"), 1)
 
 
 if __name__ == "__main__":

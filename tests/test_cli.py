@@ -220,7 +220,7 @@ def test_every_command_refuses_alike(
         (["eval", "--config", "3"], "argument --config: a JSON object of settings is wanted"),
         (["eval", "--depths", "0.9,0.1"], "argument --depths: two numbers from 0 to 1"),
         (["generation", "--policies", "best"], "'best' is not a policy: choose of entropykv"),
-        (["memory", "--tokens", "many"], "argument --tokens: invalid list of int value: 'many'"),
+        (["memory", "--tokens", "many"], "argument --tokens: 'many' is not a whole number"),
     ],
 )
 def test_a_wrong_value_of_an_option_is_named(

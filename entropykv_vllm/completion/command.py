@@ -7,8 +7,16 @@ import argparse
 
 from entropykv_vllm.completion import bash, fish
 from entropykv_vllm.completion.tree import commands
+from entropykv_vllm.help_text import Help
 
 SHELLS = {"bash": bash.script, "zsh": bash.zsh_script, "fish": fish.script}
+
+
+EPILOG = """\
+  eval "$(entropykv completion bash)"       in ~/.bashrc
+  eval "$(entropykv completion zsh)"        in ~/.zshrc
+  entropykv completion fish > ~/.config/fish/completions/entropykv.fish
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -17,8 +25,9 @@ def parser() -> argparse.ArgumentParser:
         prog="entropykv completion",
         description="Print a script with which a shell completes the commands, options and values "
         "of entropykv.",
-        epilog='bash: eval "$(entropykv completion bash)" in ~/.bashrc. zsh: the same with zsh, in '
-        "~/.zshrc. fish: entropykv completion fish > ~/.config/fish/completions/entropykv.fish",
+        epilog=EPILOG,
+        formatter_class=Help,
+        allow_abbrev=False,
     )
     p.add_argument("shell", choices=SHELLS, help="the shell that is to read the script")
     return p

@@ -8,6 +8,8 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Literal
 
+from entropykv_vllm.option_values import is_number
+
 #: What follows an option.
 Follows = Literal["nothing", "word", "file", "maybe file"]
 
@@ -105,4 +107,4 @@ def _follows(action: argparse.Action) -> Follows:
     if action.nargs == "?":
         return "maybe file"
     # A text may be the name of a file, such as --config's; a number is none.
-    return "word" if action.choices or action.type in (int, float) else "file"
+    return "word" if action.choices or is_number(action.type) else "file"

@@ -9,6 +9,7 @@ from typing import Any
 
 from entropykv_vllm.doctor import engine, extras, machine
 from entropykv_vllm.doctor.check import Check
+from entropykv_vllm.help_text import Help
 from entropykv_vllm.json_file import add_json, show
 from entropykv_vllm.plan.tier_table import columns
 
@@ -20,6 +21,8 @@ def parser() -> argparse.ArgumentParser:
         description="Look whether this machine is ready to serve: vLLM, the plugin in a process "
         "like a worker's, kernels, memory, threads, Ray, the small model. Run it with the "
         "environment that the server will have. Nothing is changed, and no model is loaded.",
+        formatter_class=Help,
+        allow_abbrev=False,
         epilog="The exit status is 1 if something fails, so that no server would run.",
     )
     add_json(p)

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from entropykv_vllm.errors import UsageError
-from entropykv_vllm.evaluation import engines, passages, table
+from entropykv_vllm.evaluation import engines, options, passages, table
 from entropykv_vllm.evaluation.calibration import allocation, check, interval, profile, scan
 from entropykv_vllm.evaluation.calibration.run import Summary, Texts, run
 from entropykv_vllm.evaluation.offline.cell import Cell, layout
-from entropykv_vllm.evaluation.progress import onto
+from entropykv_vllm.evaluation.progress import bar, onto
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
-from entropykv_vllm.model.fetch import NAME
+from entropykv_vllm.option_values import COUNT, LENGTH, SEED, Whole
 
 SCAN_TOKENS = 1024
 #: Short texts end in tokens that no layer gives up, where nothing must be asked for.
@@ -32,24 +33,21 @@ SCAN_DEPTHS = (0.0, 0.7)
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv calibrate", description=(__doc__ or "").split("\n")[0]
-    )
-    p.add_argument(
-        "model", nargs="?", default=NAME, help="a model's folder (default: %(default)s, fetched)"
-    )
-    p.add_argument(
-        "--keep", type=float, default=0.25, help="share of the old tokens (default: .25)"
-    )
+    p = command_parser("calibrate", __doc__)
+    options.add_model_argument(p)
+    options.add_keep(p)
     p.add_argument("--bits", type=int, default=4, choices=(16, 8, 4), help="of old pages")
-    p.add_argument("--window", type=int, default=256, help="newest tokens left as they are")
-    p.add_argument("--texts", type=int, default=8, help="texts a step (default: %(default)s)")
-    p.add_argument("--tokens", type=int, default=2048, help="of the longer texts")
-    p.add_argument("--text", type=Path, help="your own text, if not that of the package")
-    p.add_argument("--seed", type=int, default=0)
     p.add_argument(
-        "--out", type=Path, help="folder of the results (default: results/calibrate/...)"
+        "--window",
+        type=Whole(check.LEAST_WINDOW),
+        default=256,
+        help="newest tokens left as they are",
     )
+    p.add_argument("--texts", type=COUNT, default=8, help="texts a step")
+    p.add_argument("--tokens", type=LENGTH, default=2048, help="of the longer texts")
+    options.add_text(p)
+    p.add_argument("--seed", type=SEED, default=0, help="of the numbers (default: 0)")
+    options.add_out(p, "results/calibrate/MODEL")
     add_json(p)
     return p
 
@@ -111,22 +109,20 @@ def measure(
     args: argparse.Namespace,
 ) -> tuple[Any, list[list[int]], list[Summary], list[Summary]]:
     """Scan the layers, then try tiers; return the model, the text, and what both found."""
-    from tqdm import tqdm
-
     from entropykv_vllm.evaluation.offline.model import Model
 
     net = Model(engines.model_folder(args.model))
     book = check.sentences(args, net.tokenizer)
-    with tqdm(total=2 * args.texts, unit="text") as bar:
-        bar.set_description("scan")
+    with bar(2 * args.texts, "text") as shown:
+        shown.set_description("scan")
         short = Texts(SCAN_TOKENS, args.texts, SCAN_DEPTHS, args.seed)
         cells = scan.cells(net.full)
-        found = run(net, args.model, book, short, cells, args.out / "scan.jsonl", onto(bar))
-        bar.set_description("tiers")
+        found = run(net, args.model, book, short, cells, args.out / "scan.jsonl", onto(shown))
+        shown.set_description("tiers")
         longer = Texts(args.tokens, args.texts, (0.0, 1.0), args.seed + 1)
         cells = candidates(args, allocation.ranked(sensitivity(found, net.full)))
         tried = run(
-            net, args.model, book, longer, cells, args.out / "tiers.jsonl", onto(bar, args.texts)
+            net, args.model, book, longer, cells, args.out / "tiers.jsonl", onto(shown, args.texts)
         )
     return net, book, found, tried
 

@@ -11,13 +11,15 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.config.settings import POLICIES
 from entropykv_vllm.evaluation import cells, engines, options, pool, table
 from entropykv_vllm.evaluation.options import settings
+from entropykv_vllm.evaluation.progress import bar, onto
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH, Whole
 
 # name of a value, decimals
 ROWS = {
@@ -33,23 +35,21 @@ ROWS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv bench-concurrency", description=(__doc__ or "").split("\n")[0]
-    )
+    p = command_parser("bench-concurrency", __doc__)
     options.add_model(p)
-    p.add_argument("--policy", choices=POLICIES, default="entropykv", help="default: %(default)s")
-    p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
+    p.add_argument("--policy", choices=POLICIES, default="entropykv", help="beside vLLM alone")
+    options.add_keep(p)
     p.add_argument("--config", type=settings, default="{}", help="more eviction settings, as JSON")
     p.add_argument(
-        "--pool-tokens", type=int, default=20_000, help="full tokens that the pool holds"
+        "--pool-tokens", type=Whole(), default=20_000, help="full tokens that the pool holds"
     )
-    p.add_argument("--requests", type=int, default=8)
-    p.add_argument("--tokens", type=int, default=6000, help="prompt length of a request")
-    p.add_argument("--output", type=int, default=64, help="tokens to answer")
-    p.add_argument("--repeats", type=int, default=2)
+    p.add_argument("--requests", type=COUNT, default=8, help="how many, all at once")
+    p.add_argument("--tokens", type=LENGTH, default=6000, help="prompt length of a request")
+    p.add_argument("--output", type=LENGTH, default=64, help="tokens to answer")
+    p.add_argument("--repeats", type=COUNT, default=2, help="of both, by turns")
     p.add_argument("--engine", type=settings, default="{}", help="vLLM arguments for both, as JSON")
     p.add_argument("--stock", type=settings, default="{}", help="more of them for stock vLLM")
-    p.add_argument("--out", type=Path, default=Path("results/concurrency"))
+    options.add_out(p, "results/concurrency")
     add_json(p)
     return p
 
@@ -97,16 +97,11 @@ def rows(results: list[dict[str, Any]], policy: str) -> list[list[str]]:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all runs by turns."""
-    from tqdm import tqdm
-
     results = []
-    with tqdm(total=2 * args.repeats * args.requests, unit="request") as bar:
+    with bar(2 * args.repeats * args.requests, "request") as shown:
         for i, (policy, repeat) in enumerate(turns(args.policy, args.repeats)):
-            bar.set_description(f"{policy} {repeat + 1}/{args.repeats}")
-
-            def progress(done: int, _: int, before: int = i * args.requests) -> None:
-                bar.update(before + done - bar.n)
-
+            shown.set_description(f"{policy} {repeat + 1}/{args.repeats}")
+            progress = onto(shown, i * args.requests)
             results.append(
                 cells.run(
                     "entropykv_vllm.evaluation.concurrency_cell",
@@ -123,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     engines.check_length(args.model, args.tokens, args.output, "the answer")
+    options.check_settings([(args.policy, spec(args, args.policy, 0)["eviction"])])
+    options.check_out(args.out)
     results = measure(args)
     text = table.render(
         ["", "stock vLLM", f"{args.policy} {args.keep:g}", "ratio"], rows(results, args.policy)

@@ -13,13 +13,15 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.evaluation import cells, dummy, options, presets, table
 from entropykv_vllm.evaluation.decode_cell import WARM_UP_STEPS
 from entropykv_vllm.evaluation.options import words
+from entropykv_vllm.evaluation.progress import bar
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH, Whole
 
 STOCK = "stock vLLM"
 
@@ -33,16 +35,14 @@ STEP_TOKENS = 128
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv bench-decode", description=(__doc__ or "").split("\n")[0]
-    )
-    p.add_argument("--tokens", type=int, default=8192, help="prompt length (default: 8192)")
-    p.add_argument("--batches", type=words(int), default="1,4,16", help="requests at a time")
+    p = command_parser("bench-decode", __doc__)
+    p.add_argument("--tokens", type=LENGTH, default=8192, help="prompt length")
+    p.add_argument("--batches", type=words(COUNT), default="1,4,16", help="requests at a time")
     options.add_presets(p)
-    p.add_argument("--steps", type=int, default=32, help="steps to time (default: 32)")
-    p.add_argument("--layers", type=int, default=6, help="layers of the model (default: 6)")
-    p.add_argument("--repeats", type=int, default=1)
-    p.add_argument("--out", type=Path, default=Path("results/decode"))
+    p.add_argument("--steps", type=LENGTH, default=32, help="steps to time")
+    p.add_argument("--layers", type=Whole(1, 1024), default=6, help="layers of the model")
+    p.add_argument("--repeats", type=COUNT, default=1, help="of all cells")
+    options.add_out(p, "results/decode")
     add_json(p)
     return p
 
@@ -141,10 +141,8 @@ def _row(results: list[dict[str, Any]], batch: int, name: str) -> list[str]:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all cells by turns."""
-    from tqdm import tqdm
-
     folder = dummy.write(model(args), (args.out / "model").absolute())
-    jobs = tqdm(turns(list(settings(args)), args.batches, args.repeats), unit="cell")
+    jobs = bar(turns(list(settings(args)), args.batches, args.repeats), "cell")
     results = []
     for batch, name, repeat in jobs:
         jobs.set_description(f"{name}, batch {batch}")
@@ -161,6 +159,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
+    options.check_settings(settings(args).values())
+    options.check_out(args.out)
     results = measure(args)
     title = (
         f"Decoding after prompts of {args.tokens} tokens: {args.layers} layers of SmolLM2-135M, "

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from entropykv_vllm.config.settings import EvictionConfig, load
 from entropykv_vllm.errors import UsageError
 
 PAGE = 32
@@ -65,6 +67,16 @@ def eviction(policy: str, keep: float, tokens: int, config: dict[str, Any]) -> d
         settings["segment"] = PAGE
         settings.pop("bits", None)
     return settings
+
+
+def settings(policy: str, eviction: Mapping[str, Any]) -> EvictionConfig:
+    """Return the validated settings of a cell.
+
+    Raises:
+        ValueError: if they are wrong, in one sentence.
+    """
+    base = {} if "preset" in eviction else BASE
+    return load(policy, {**base, **eviction})
 
 
 def policy_arguments(spec: dict[str, Any]) -> dict[str, Any]:

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.evaluation import cells, engines, identity, options, pool, scoring, table
 from entropykv_vllm.evaluation.generation_cell import ANSWER_TOKENS
-from entropykv_vllm.evaluation.progress import onto
+from entropykv_vllm.evaluation.progress import bar, onto
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH
 
 TOGETHER = 16
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv generation", description=(__doc__ or "").split("\n")[0]
-    )
+    p = command_parser("generation", __doc__)
     options.add_model(p)
     options.add_policies(p, ("entropykv", "norm", "h2o", "snapkv", "sink"))
-    p.add_argument("--keep", type=float, default=0.25, help="share of the old tokens to keep")
-    p.add_argument("--prompt", type=int, default=160, help="tokens of the prompt")
-    p.add_argument("--generated", type=int, default=1500, help="tokens decoded after it")
-    p.add_argument("--texts", type=int, default=40, help="texts, each asked both ways")
+    options.add_keep(p)
+    p.add_argument("--prompt", type=LENGTH, default=160, help="tokens of the prompt")
+    p.add_argument("--generated", type=LENGTH, default=1500, help="tokens decoded after it")
+    p.add_argument("--texts", type=COUNT, default=40, help="texts, each asked both ways")
     options.add_config(p)
-    p.add_argument("--out", type=Path, default=Path("results/generation"))
+    options.add_out(p, "results/generation")
     add_json(p)
     return p
 
@@ -81,20 +80,19 @@ def row(result: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    from tqdm import tqdm
-
     args = parser().parse_args(argv)
     engines.check_length(args.model, args.prompt + args.generated, 64 + ANSWER_TOKENS, "the answer")
+    options.check_settings((p, spec(args, p)["eviction"]) for p in args.policies)
     options.check_out(args.out)
     results = []
     for policy in ("none", *args.policies):
-        with tqdm(total=2 * args.texts, desc=policy, unit="answer") as bar:
+        with bar(2 * args.texts, "answer", policy) as shown:
             results.append(
                 cells.run(
                     "entropykv_vllm.evaluation.generation_cell",
                     spec(args, policy),
                     args.out / f"{policy}.json",
-                    onto(bar),
+                    onto(shown),
                 )
             )
     text = table.render(

@@ -10,28 +10,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from entropykv_vllm.errors import RunError
+from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.evaluation import cells, dummy, options, presets, table
 from entropykv_vllm.evaluation.options import words
+from entropykv_vllm.evaluation.progress import bar, complain
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import LENGTH, SHARE, Whole
 
 # Settings of the grid besides keep and bits. The segment is whole pages of any bits, so all hold
 # equally many new tokens, and only what is left of the old ones differs.
 GRID = {"window": 256, "segment": 448, "interval": 448}
 VOCABULARY = 512
+WIDTH = Whole(1, 4096)
+POSITIONS = 40_960
 HIDDEN = 256  # small: pages do not depend on it
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(prog="entropykv memory", description=(__doc__ or "").split("\n")[0])
-    p.add_argument("--tokens", type=words(int), default="8192,32768", help="default: %(default)s")
-    p.add_argument("--decode", type=int, default=512, help="tokens to decode (default: 512)")
+    p = command_parser("memory", __doc__)
+    p.add_argument(
+        "--tokens", type=words(Whole(1, POSITIONS)), default="8192,32768", help="prompt lengths"
+    )
+    p.add_argument("--decode", type=LENGTH, default=512, help="tokens to decode")
     options.add_presets(p)
     p.add_argument(
         "--grid",
@@ -39,11 +44,13 @@ def parser() -> argparse.ArgumentParser:
         default="1,0.5,0.25x16,8,4",
         help="KEEPSxBITS (default: %(default)s); '' for none",
     )
-    p.add_argument("--layers", type=int, default=2)
-    p.add_argument("--kv-heads", type=int, default=8)
-    p.add_argument("--query-heads", type=int, default=32, help="fewer are faster, in equal memory")
-    p.add_argument("--head-size", type=int, default=128)
-    p.add_argument("--out", type=Path, default=Path("results/memory"))
+    p.add_argument("--layers", type=WIDTH, default=2, help="of the model")
+    p.add_argument("--kv-heads", type=WIDTH, default=8, help="of a layer")
+    p.add_argument(
+        "--query-heads", type=WIDTH, default=32, help="fewer are faster, in equal memory"
+    )
+    p.add_argument("--head-size", type=WIDTH, default=128, help="channels of a head")
+    options.add_out(p, "results/memory")
     add_json(p)
     return p
 
@@ -53,7 +60,21 @@ def grid(text: str) -> list[tuple[float, int]]:
     if not text:
         return []
     keeps, _, bits = text.partition("x")
-    return [(float(keep), int(number)) for keep in keeps.split(",") for number in bits.split(",")]
+    read = options.words(SHARE), options.words(Whole(4, 16))
+    return [(keep, number) for keep in read[0](keeps) for number in read[1](bits)]
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse settings that are wrong, a shape that cannot be, and more tokens than are read.
+
+    Raises:
+        UsageError: one sentence that says what is wrong.
+    """
+    options.check_settings(settings(args).values())
+    if args.query_heads % args.kv_heads:
+        raise UsageError(f"{args.query_heads} query heads are no multiple of {args.kv_heads}")
+    if not args.tokens or max(args.tokens) + args.decode + 2 > POSITIONS:
+        raise UsageError(f"--tokens and --decode are more than {POSITIONS:,} together, or none")
 
 
 def settings(args: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -74,7 +95,7 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
         hidden=HIDDEN,
         mlp=HIDDEN,
         vocabulary=VOCABULARY,
-        positions=40_960,
+        positions=POSITIONS,
     )
 
 
@@ -175,13 +196,9 @@ def product(evicted: float | None, quantized: float | None) -> str:
 
 def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     """Run all cells; return the results and how many failed, which are reported."""
-    from tqdm import tqdm
-
     folder = dummy.write(model(args), (args.out / "model").absolute())
     results, failed = [], 0
-    jobs = tqdm(
-        [(name, tokens) for tokens in sorted(args.tokens) for name in settings(args)], unit="cell"
-    )
+    jobs = bar([(name, n) for n in sorted(args.tokens) for name in settings(args)], "cell")
     for name, tokens in jobs:
         jobs.set_description(f"{name}, {tokens}")
         slug = f"{name.replace(', ', '-').replace(' ', '')}-{tokens}.json"
@@ -191,7 +208,7 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
                 cells.run("entropykv_vllm.evaluation.memory_cell", cell, args.out / slug)
             )
         except RunError as error:
-            tqdm.write(str(error), file=sys.stderr)
+            complain(str(error))
             failed += 1
     return results, failed
 
@@ -212,6 +229,8 @@ def report(args: argparse.Namespace, results: list[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
+    check(args)
+    options.check_out(args.out)
     results, failed = measure(args)
     if not results:
         return 1

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from entropykv_vllm.config.policies import MODULES
 from entropykv_vllm.errors import UsageError
+from entropykv_vllm.evaluation import engines
 from entropykv_vllm.evaluation.presets import PRESETS
 from entropykv_vllm.model.fetch import NAME
+from entropykv_vllm.option_values import SHARE, is_number
 
 T = TypeVar("T")
 
@@ -22,9 +25,12 @@ def words(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
     """Return the type of a list with commas between its items, each of which counts once."""
 
     def parse(text: str) -> list[T]:
-        return list(dict.fromkeys(kind(word) for word in text.split(",") if word))
+        found = list(dict.fromkeys(kind(word) for word in text.split(",") if word))
+        if not found and is_number(kind):
+            raise ArgumentTypeError("name one or more, with commas between them")
+        return found
 
-    parse.__name__ = f"list of {kind.__name__}"
+    parse.__name__ = f"list of {getattr(kind, '__name__', kind)}"
     return parse
 
 
@@ -58,6 +64,24 @@ def depths(text: str) -> list[float]:
     return found
 
 
+def readable(text: str) -> Path:
+    """Read the path of a file that can be read; to find out after hours would be a pity."""
+    try:
+        with open(text, "rb"):
+            return Path(text)
+    except OSError as error:
+        raise ArgumentTypeError(f"'{text}' cannot be read: {error.strerror}") from None
+
+
+def new_folder(text: str) -> Path:
+    """Read the path of a folder that is there, or can be made."""
+    path = Path(text)
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ArgumentTypeError(f"'{text}' is no folder that can be written: {there} is in the way")
+    return path
+
+
 def check_out(folder: Path) -> None:
     """Make the folder of the results, before anything is measured.
 
@@ -72,15 +96,69 @@ def check_out(folder: Path) -> None:
         raise UsageError(f"--out {folder} cannot be written: {error}") from None
 
 
+def check_settings(cells: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Refuse eviction settings that are wrong, before anything is started.
+
+    Args:
+        cells: policies and their settings; "none" is the full cache.
+
+    Raises:
+        UsageError: one sentence that says what is wrong.
+    """
+    try:
+        for policy, eviction in cells:
+            if policy != "none":
+                engines.settings(policy, eviction)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def add_out(p: ArgumentParser, default: str | Path, option: str = "--out") -> None:
+    """Add the option of the folder of the results.
+
+    A default with MODEL in it depends on the model: the command works it out.
+    """
+    known = None if "MODEL" in str(default) else Path(default)
+    p.add_argument(
+        option,
+        type=new_folder,
+        default=known,
+        metavar="FOLDER",
+        help=f"folder of the results; what is there already is not run again (default: {default})",
+    )
+
+
 def add_model(p: ArgumentParser) -> None:
     """Add the option of the model that is measured."""
-    p.add_argument("--model", default=NAME, help="a model's folder (default: %(default)s, fetched)")
+    p.add_argument("--model", default=NAME, metavar="FOLDER", help=_MODEL)
+
+
+def add_model_argument(p: ArgumentParser) -> None:
+    """Add the same as the one argument that is no option."""
+    p.add_argument("model", nargs="?", default=NAME, metavar="MODEL", help=_MODEL)
+
+
+_MODEL = "a model's folder (default: %(default)s, fetched)"
+
+
+def add_text(p: ArgumentParser) -> None:
+    """Add the option of the text in which facts are hidden."""
+    p.add_argument(
+        "--text", type=readable, metavar="FILE", help="your own text (default: the package's prose)"
+    )
+
+
+def add_keep(p: ArgumentParser) -> None:
+    """Add the option of one keep ratio."""
+    p.add_argument(
+        "--keep", type=SHARE, default=0.25, metavar="SHARE", help="of the old tokens to keep"
+    )
 
 
 def add_policies(p: ArgumentParser, default: Sequence[str]) -> None:
     """Add the option of the policies that are compared."""
     p.add_argument(
-        "--policies", type=policies, default=",".join(default), help="default: %(default)s"
+        "--policies", type=policies, default=",".join(default), help="with commas between them"
     )
 
 
@@ -93,5 +171,5 @@ def add_config(p: ArgumentParser) -> None:
 
 def add_presets(p: ArgumentParser) -> None:
     """Add the options of a benchmark that serves presets with a model of random weights."""
-    p.add_argument("--presets", default=",".join(PRESETS), help="default: %(default)s")
+    p.add_argument("--presets", default=",".join(PRESETS), help="with commas between them")
     p.add_argument("--engine", type=settings, default="{}", help="more vLLM arguments, as JSON")

@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import RunError
@@ -26,7 +24,10 @@ from entropykv_vllm.evaluation import (
     presets,
     table,
 )
+from entropykv_vllm.evaluation.progress import bar, complain, onto
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH
 
 PRESETS = tuple(name for name, policy in presets.PRESETS.items() if policy == "entropykv")
 # Named KEEP-BITS.
@@ -44,9 +45,7 @@ RECORDER = "entropykv_vllm.evaluation.recorder:Recorder"
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv quality", description=(__doc__ or "").split("\n")[0]
-    )
+    p = command_parser("quality", __doc__)
     options.add_model(p)
     p.add_argument(
         "--cells",
@@ -55,14 +54,12 @@ def parser() -> argparse.ArgumentParser:
         help=f"presets ({', '.join(PRESETS)}), grid ({', '.join(GRID)}), or names of either, "
         "with commas between them (default: %(default)s)",
     )
-    p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
-    p.add_argument("--texts", type=int, default=8, help="texts a cell (default: 8)")
-    p.add_argument("--steps", type=int, default=48, help="tokens to decode (default: 48)")
+    p.add_argument("--tokens", type=LENGTH, default=2048, help="prompt length")
+    p.add_argument("--texts", type=COUNT, default=8, help="texts a cell")
+    p.add_argument("--steps", type=LENGTH, default=48, help="tokens to decode")
     options.add_config(p)
-    p.add_argument(
-        "--kv-cache-dtype", default="bfloat16", help="of all but the yardstick (%(default)s)"
-    )
-    p.add_argument("--out", type=Path, default=Path("results/quality"))
+    p.add_argument("--kv-cache-dtype", default="bfloat16", help="of all but the yardstick")
+    options.add_out(p, "results/quality")
     add_json(p)
     return p
 
@@ -137,25 +134,20 @@ def rows(results: list[dict[str, Any]]) -> list[list[str]]:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all cells, the full cache first; another that fails is reported and left out."""
-    from tqdm import tqdm
-
     wanted = [FULL, *args.cells]
     if not (args.out / f"{FULL}.npy").is_file():
         (args.out / f"{FULL}.json").unlink(missing_ok=True)
     results = []
-    with tqdm(total=len(wanted) * args.texts, unit="text") as bar:
+    with bar(len(wanted) * args.texts, "text") as shown:
         for i, name in enumerate(wanted):
-            bar.set_description(name)
-
-            def progress(done: int, _: int, before: int = i * args.texts) -> None:
-                bar.update(before + done - bar.n)
-
+            shown.set_description(name)
+            progress = onto(shown, i * args.texts)
             try:
                 results.append(run(args, name, progress))
             except RunError as error:
                 if name == FULL:
                     raise
-                tqdm.write(str(error), file=sys.stderr)
+                complain(str(error))
             progress(args.texts, args.texts)
     return results
 
@@ -170,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     engines.check_length(args.model, args.tokens, args.steps, "the steps")
+    options.check_settings(("entropykv", eviction(name, args.config)) for name in args.cells)
     options.check_out(args.out)
     results = measure(args)
     text = table.render(HEADER, rows(results))

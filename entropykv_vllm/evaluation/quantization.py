@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import corpus, divergence, engines, options, passages, table
+from entropykv_vllm.evaluation.progress import bar
 from entropykv_vllm.evaluation.variants import VARIANTS, Variant
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH, Whole
 
 HEADER = [
     "keys",
@@ -30,15 +32,13 @@ HEADER = [
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv quantization", description=(__doc__ or "").split("\n")[0]
-    )
+    p = command_parser("quantization", __doc__)
     options.add_model(p)
-    p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
-    p.add_argument("--window", type=int, default=128, help="newest tokens left as they are")
-    p.add_argument("--texts", type=int, default=8, help="default: %(default)s")
-    p.add_argument("--steps", type=int, default=48, help="tokens to go on with (default: 48)")
-    p.add_argument("--out", type=Path, default=Path("results/quantization"))
+    p.add_argument("--tokens", type=LENGTH, default=2048, help="prompt length")
+    p.add_argument("--window", type=Whole(0), default=128, help="newest tokens left as they are")
+    p.add_argument("--texts", type=COUNT, default=8, help="how many")
+    p.add_argument("--steps", type=LENGTH, default=48, help="tokens to go on with")
+    options.add_out(p, "results/quantization")
     add_json(p)
     return p
 
@@ -82,20 +82,18 @@ def head_size(model: Any) -> int:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Compare all variants on all texts; each text is read once."""
-    from tqdm import tqdm
-
     tokenizer, model = load(engines.model_folder(args.model))
     found: list[list[dict[str, list[float]]]] = [[] for _ in VARIANTS]
     book, first = corpus.encode(tokenizer), passages.opening(tokenizer)
     texts = passages.cut(book, args.texts, args.tokens + args.steps, first)
-    with tqdm(total=len(texts) * len(VARIANTS), unit="variant") as bar:
+    with bar(len(texts) * len(VARIANTS), "variant") as shown:
         for ids in texts:
             layers = read(model, ids[: args.tokens])
             full = go_on(model, layers, ids[args.tokens :])
             for variant, values in zip(VARIANTS, found, strict=True):
                 lossy = [variant.replace_old(*layer, args.window) for layer in layers]
                 values.append(divergence.compare(full, go_on(model, lossy, ids[args.tokens :])))
-                bar.update()
+                shown.update()
     return [
         result(variant, values, head_size(model))
         for variant, values in zip(VARIANTS, found, strict=True)

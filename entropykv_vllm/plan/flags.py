@@ -9,11 +9,14 @@ from typing import Any
 
 from entropykv_vllm.config.presets import PRESETS
 from entropykv_vllm.config.settings import POLICIES, EvictionConfig, load, parse
+from entropykv_vllm.help_text import Help
 from entropykv_vllm.json_file import add_json
+from entropykv_vllm.option_values import COUNT, LENGTH, Whole
 from entropykv_vllm.plan.cards import CARDS, Serving
 from entropykv_vllm.plan.sizes import parse_bytes, parse_tokens
 from entropykv_vllm.plan.weights import BYTES
 
+WIDTH = Whole(most=10**7)
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 #: The numbers of a model that can be given, and how its config.json calls them.
@@ -46,6 +49,14 @@ _OF_A_MODEL = (
 )
 
 
+EPILOG = """\
+In parentheses: what it is if the option is left out. Single settings are --config.NAME VALUE.
+
+  entropykv plan --model Qwen/Qwen2.5-7B-Instruct --weights int4 --context 32k --gpu 8GB
+  entropykv plan --config.keep 0.3 --tokens 16k
+"""
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser. Amounts of memory and lengths are read later, as text."""
     parser = argparse.ArgumentParser(
@@ -53,8 +64,8 @@ def parser() -> argparse.ArgumentParser:
         description="Say whether a model fits in a card, how long a context and how many requests "
         "(--model). Without a model, show the tiers of settings and what a request holds in each "
         "layer. No weights are needed.",
-        epilog="Single settings are --config.NAME VALUE, such as --config.keep 0.3. Example: "
-        "entropykv plan --model Qwen/Qwen2.5-7B-Instruct --weights int4 --context 32k --gpu 8GB",
+        epilog=EPILOG,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     _add_questions(parser.add_argument_group("what to plan"))
@@ -121,11 +132,11 @@ def add_server(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--max-num-batched-tokens",
-        type=int,
+        type=LENGTH,
         metavar="N",
         help=f"tokens of a step ({usual.step_tokens})",
     )
-    add("--max-num-seqs", type=int, metavar="N", help=f"requests of a step ({usual.requests})")
+    add("--max-num-seqs", type=COUNT, metavar="N", help=f"requests of a step ({usual.requests})")
     add(
         "--kv-cache-memory-bytes",
         metavar="SIZE",
@@ -147,7 +158,7 @@ def add_numbers(group: argparse._ArgumentGroup) -> None:
         "positions": "tokens that the model reads at most",
     }
     for name, text in about.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
+        group.add_argument(f"--{name.replace('_', '-')}", type=WIDTH, metavar="N", help=text)
     group.add_argument(
         "--tied", action="store_true", help="one table for the vocabulary, in and out"
     )

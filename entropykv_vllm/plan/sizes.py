@@ -12,6 +12,9 @@ _TOKENS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 #: No model reads as many tokens, and looking at each boundary on the way would take long.
 MOST_TOKENS = 1 << 24
 
+#: No machine has as much memory, nor reads as much of it in a second.
+MOST_BYTES = 10**16
+
 
 def parse_tokens(text: str) -> int:
     """A length such as `8192`, `32k` or `1M`; k is 1,024.
@@ -35,7 +38,10 @@ def parse_bytes(text: str, bare: int | None = 10**9) -> int:
         ValueError: if it is not one, in words.
     """
     units = _BYTES if bare is None else {**_BYTES, "": bare}
-    return _parse(text, units, "an amount of memory such as 8GB or 7.6GiB")
+    value = _parse(text, units, "an amount of memory such as 8GB or 7.6GiB")
+    if value > MOST_BYTES:
+        raise ValueError(f"'{text}' is too much: amounts are read up to {MOST_BYTES // 10**9:,} GB")
+    return value
 
 
 def _parse(text: str, units: dict[str, int], wanted: str) -> int:

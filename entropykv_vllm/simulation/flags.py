@@ -7,12 +7,21 @@ import argparse
 from pathlib import Path
 
 from entropykv_vllm.config.presets import PRESETS
+from entropykv_vllm.help_text import Help
 from entropykv_vllm.json_file import add_json
 from entropykv_vllm.plan.flags import add_numbers, add_server, add_settings
 from entropykv_vllm.plan.weights import BYTES
 from entropykv_vllm.simulation.router import ROUTERS
 from entropykv_vllm.simulation.synthetic import Synthetic
 from entropykv_vllm.simulation.trace import MOST
+
+EPILOG = """\
+In parentheses: what it is if the option is left out. Single settings are --config.NAME VALUE.
+
+  entropykv simulate --model Qwen/Qwen2.5-7B-Instruct --gpu 24GB --replicas 2 \\
+      --synthetic 'requests=500 prompt=6k output=256 rate=2 shared=1k'
+  entropykv simulate --model Qwen/Qwen2.5-7B-Instruct --trace AzureLLMInferenceTrace_conv.csv
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,9 +31,8 @@ def parser() -> argparse.ArgumentParser:
         description="Replay a trace of requests against servers that are not there: what a card "
         "answers, what waits, what is preempted and what the prefix cache finds, with vLLM's full "
         "cache and with each preset. Needs no weights, no GPU and no vLLM.",
-        epilog="Single settings are --config.NAME VALUE, such as --config.keep 0.3. Example: "
-        "entropykv simulate --model Qwen/Qwen2.5-7B-Instruct --gpu 24GB --replicas 2 "
-        "--synthetic 'requests=500 prompt=6000 output=256 rate=2 shared=1024'",
+        epilog=EPILOG,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     _add_trace(parser.add_argument_group("the trace"))

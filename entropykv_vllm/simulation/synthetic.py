@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from entropykv_vllm.simulation.trace import MOST, Request, in_order
+
+#: More would fill the memory before the first is simulated.
+MOST_REQUESTS = 10**6
 
 
 @dataclass(frozen=True)
@@ -41,25 +45,39 @@ def parse_synthetic(text: str) -> Synthetic:
         ValueError: if a part is not a name and a number, or a number cannot be, in words.
     """
     kinds = {name: type(usual) for name, usual in asdict(Synthetic()).items()}
-    given = {}
+    given: dict[str, Any] = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.partition("=")
         if name not in kinds:
             raise ValueError(f"--synthetic has '{part}': it takes {', '.join(kinds)}, each with =")
         try:
-            given[name] = kinds[name](value)
+            given[name] = _number(value, kinds[name])
         except ValueError:
-            kind = "a whole number" if kinds[name] is int else "a number"
+            kind = "a whole number, such as 6000 or 4k" if kinds[name] is int else "a number"
             raise ValueError(f"--synthetic has '{value}' for {name}, not {kind}") from None
     asked = Synthetic(**given)
     _check(asked)
     return asked
 
 
+def _number(text: str, kind: type) -> float:
+    """Read a number; k is 1,024 and m its square, as in lengths elsewhere."""
+    unit = _UNITS.get(text[-1:].lower(), 1) if kind is int else 1
+    return kind(text if unit == 1 else text[:-1]) * unit
+
+
+_UNITS = {"k": 1 << 10, "m": 1 << 20}
+
+
 def _check(asked: Synthetic) -> None:
     for name, value in asdict(asked).items():
         if not abs(value) <= MOST:  # as nan is not
             raise ValueError(f"--synthetic has {value} for {name}, which must be {MOST:g} at most")
+    if asked.requests > MOST_REQUESTS:
+        raise ValueError(
+            f"--synthetic has {asked.requests:,} requests: at most {MOST_REQUESTS:,} are made, so "
+            "give fewer"
+        )
     for name in ("requests", "prompt", "output", "families"):
         if getattr(asked, name) < 1:
             raise ValueError(f"--synthetic has {getattr(asked, name)} {name}: give 1 or more")

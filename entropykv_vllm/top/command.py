@@ -8,6 +8,7 @@ import sys
 import time
 
 from entropykv_vllm.errors import UsageError
+from entropykv_vllm.help_text import Help
 from entropykv_vllm.json_file import add_json, show
 from entropykv_vllm.top.look import base_url, look
 from entropykv_vllm.top.report import report, text
@@ -23,13 +24,11 @@ def parser() -> argparse.ArgumentParser:
         description="Show what a running server does, from its /metrics: requests, tokens, the "
         "pool, and the pages of each tier. Figures per second and means of times are those since "
         "the last look. Ctrl-C ends it.",
+        formatter_class=Help,
+        allow_abbrev=False,
     )
-    p.add_argument(
-        "url", nargs="?", default="http://127.0.0.1:8000", help="of the server (%(default)s)"
-    )
-    p.add_argument(
-        "--interval", type=float, default=2.0, metavar="S", help="seconds between looks (2)"
-    )
+    p.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="of the server")
+    p.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between looks")
     p.add_argument(
         "--once",
         action="store_true",

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from entropykv_vllm.config.profile import fingerprint
 from entropykv_vllm.config.settings import load
-from entropykv_vllm.errors import RunError
-from entropykv_vllm.evaluation import calibrate, tune
+from entropykv_vllm.evaluation import calibrate
 from entropykv_vllm.evaluation.calibration import (
     allocation,
     interval,
@@ -26,6 +25,7 @@ from entropykv_vllm.evaluation.calibration import (
 )
 from entropykv_vllm.evaluation.calibration.run import Summary
 from entropykv_vllm.evaluation.offline.cell import Cell
+from entropykv_vllm.evaluation.tune import race
 from entropykv_vllm.model.fetch import NAME
 from entropykv_vllm.plan.capacity import capacity
 from entropykv_vllm.plan.schedule import TierPlan, peak_pages
@@ -79,33 +79,9 @@ def test_the_best_tiers_answer_most_and_of_equals_the_least_surprised_wins():
     assert calibrate.best(tried).cell.name == "c"
 
 
-def test_tuning_takes_the_least_memory_that_reaches_the_target():
-    found = [
-        summary("full", 0.96, held=1.0),
-        summary("too few", 0.8, held=0.05),
-        summary("enough", 0.95, held=0.1),
-        summary("more", 0.96, held=0.2),
-    ]
-    assert tune.best(found, 0.98).cell.name == "enough"
-    assert tune.best(found, 1.0).cell.name == "more"
-    assert tune.best(found[:2], 0.98) is None
-
-
 def test_settings_that_cannot_reach_the_target_are_given_up():
     assert search.hopeful([24, 23, 12, 0], 24, 0.98) == [0, 1]
     assert search.hopeful([1, 0], 1, 0.98) == [0] or search.hopeful([1, 0], 1, 0.7) == [0, 1]
-
-
-def test_too_few_texts_are_said_to_be_too_few():
-    assert tune.warning(24, 0.98) is None
-    assert tune.warning(2, 0.4) is None
-    assert "100 (21-100) %" in tune.warning(1, 0.98)
-    assert "--texts 12 says little about 98 %" in tune.warning(12, 0.98)
-
-
-def test_rounds_double_until_all_texts_are_answered():
-    assert tune.rounds(24) == [3, 6, 12, 24]
-    assert tune.rounds(2) == [2]
 
 
 def test_all_searched_settings_are_valid_and_have_names_of_their_own():
@@ -212,10 +188,6 @@ def test_each_tier_is_tried_once_and_keeps_at_most_all(keep, tops):
     assert {cell.eviction["tiers"][0]["keep"] for cell in cells[1:]} == tops
 
 
-def test_a_window_is_tried_once():
-    assert tune.parser().parse_args(["--windows", "64,64,128"]).windows == [64, 128]
-
-
 def test_a_profile_of_another_model_is_refused_even_if_its_layers_are_as_many(tmp_path):
     class Wider(Config):
         hidden_size = 16
@@ -231,21 +203,6 @@ def test_a_profile_of_another_model_is_refused_even_if_its_layers_are_as_many(tm
             net=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config)),
         )
 
-    assert tune.order_of(args, net(Config), [], None) == [1, 0]
+    assert race.order_of(args, net(Config), [], None) == [1, 0]
     with pytest.raises(ValueError, match=r"p\.json is not a profile that this model"):
-        tune.order_of(args, net(Wider), [], None)
-
-
-def test_nothing_is_tuned_on_a_full_cache_that_answers_little():
-    tune.check_full(12, 24, 24)
-    tune.check_full(0, 3, 24)  # may still answer most
-    with pytest.raises(RunError, match="the full cache answers 0 of 6 texts right"):
-        tune.check_full(0, 6, 24)
-    with pytest.raises(RunError, match="11 of 24"):
-        tune.check_full(11, 24, 24)
-
-
-def test_cells_that_answer_nothing_are_given_up_even_if_the_full_cache_answers_little():
-    cells = [summary("full", 0).cell, summary("none", 0).cell, summary("half", 0).cell]
-    total = {"full": [0, 1.0, 0], "none": [0, 0.0, 0], "half": [0, 6.0, 0]}
-    assert [cell.name for cell in tune._hopeful(total, cells, 12, 0.98)] == ["full", "half"]
+        race.order_of(args, net(Wider), [], None)

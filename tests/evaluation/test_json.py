@@ -23,14 +23,11 @@ from entropykv_vllm.evaluation import (
     quality,
     quantization,
     table,
-    tune,
 )
 from entropykv_vllm.evaluation.attention_cost import command as attention_cost
 from entropykv_vllm.evaluation.bench import command as bench
 from entropykv_vllm.evaluation.bench_kernels import command as bench_kernels
-from entropykv_vllm.evaluation.calibration.run import Summary
 from entropykv_vllm.evaluation.needle import command as needle
-from entropykv_vllm.evaluation.offline.cell import Cell
 from entropykv_vllm.evaluation.report import chapters
 from entropykv_vllm.evaluation.report import command as report
 from tests.evaluation.test_bench import result
@@ -209,22 +206,6 @@ def test_bench(
     said = capsys.readouterr().out
     assert (tmp_path / "bench.md").read_text().strip() in said
     assert f"picture: {tmp_path}/bench.png" in said
-
-
-def summary(name: str, held: float) -> Summary:
-    return Summary(Cell(name, "entropykv", {"keep": 0.5}), held, nll=0.1, right=0.9, kl=0.01)
-
-
-def test_tuned_settings() -> None:
-    found = [summary("full", 1.0), summary("half", 0.5)]
-    said = tune.report(found, found[1], Path("settings.json"))
-    assert json.loads(json.dumps(said)) == said
-    assert [one["name"] for one in said["settings"]] == ["half", "full"]
-    assert said["settings"][0]["settings"] == {"policy": "entropykv", "keep": 0.5}
-    assert (said["best"], said["file"]) == ("half", "settings.json")
-    assert "best: half, 2.0 times less" in tune.verdict(found[1], Path("settings.json"))
-    assert tune.report(found, None, None)["best"] is None
-    assert tune.verdict(None, None).startswith("nothing reaches the target")
 
 
 def test_the_tables_of_a_calibration_are_those_of_its_json() -> None:

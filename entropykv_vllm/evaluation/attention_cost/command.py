@@ -19,27 +19,31 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import UsageError
-from entropykv_vllm.evaluation import cells, machine, resident, table
+from entropykv_vllm.evaluation import cells, machine, options, resident, table
 from entropykv_vllm.evaluation.attention_cost import plot
+from entropykv_vllm.evaluation.progress import bar
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import LENGTH, Real, Whole
 
 FLOAT = 4  # bytes of the float32 numbers that all ways work with
 # way -> the policy that it stands for
 WAYS = {"matrix": "h2o", "table": "h2o", "free": "entropykv"}
 LIMITS = [8.0, 24.0]
+WIDTH = Whole(1, 4096)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv attention-cost", description=(__doc__ or "").split("\n")[0]
+    p = command_parser("attention-cost", __doc__)
+    p.add_argument("--query-heads", type=WIDTH, default=9, help="of the layer")
+    p.add_argument("--kv-heads", type=WIDTH, default=3, help="of the layer")
+    p.add_argument("--head-size", type=WIDTH, default=64, help="channels of a head")
+    p.add_argument("--longest", type=LENGTH, default=32768, help="tokens of the last row")
+    p.add_argument(
+        "--memory", type=Real(), help="GB to use at most (default: half of what is free)"
     )
-    p.add_argument("--query-heads", type=int, default=9, help="default: %(default)s")
-    p.add_argument("--kv-heads", type=int, default=3, help="default: %(default)s")
-    p.add_argument("--head-size", type=int, default=64, help="default: %(default)s")
-    p.add_argument("--longest", type=int, default=32768, help="tokens (default: %(default)s)")
-    p.add_argument("--memory", type=float, help="GB to use at most (default: half of what is free)")
-    p.add_argument("--out", type=Path, default=Path("results/attention-cost"))
+    options.add_out(p, "results/attention-cost")
     add_json(p)
     return p
 
@@ -76,8 +80,6 @@ def computed(args: argparse.Namespace, tokens: int) -> dict[str, int]:
 
 def measure(args: argparse.Namespace, room: float) -> list[dict[str, Any]]:
     """Measure all ways at all lengths, the matrix where it fits into `room` bytes."""
-    from tqdm import tqdm
-
     shape = [args.query_heads, args.kv_heads, args.head_size]
     rows: list[dict[str, Any]] = [
         {**computed(args, tokens), "measured": {}} for tokens in lengths(args.longest)
@@ -88,7 +90,7 @@ def measure(args: argparse.Namespace, room: float) -> list[dict[str, Any]]:
         for way in WAYS
         if way != "matrix" or matrix_peak(args.query_heads, row["tokens"]) <= room
     ]
-    for row, way in tqdm(todo, unit="cell"):
+    for row, way in bar(todo, "cell"):
         spec = {"way": way, "policy": WAYS[way], "shape": shape, "tokens": row["tokens"]}
         path = args.out / f"{way}-{row['tokens']}.json"
         found = cells.run("entropykv_vllm.evaluation.attention_cost.cell", spec, path)

@@ -13,13 +13,15 @@ import json
 import shlex
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.evaluation import cells, engines, machine, options, pool, table
 from entropykv_vllm.evaluation import presets as named
 from entropykv_vllm.evaluation.bench import plot
+from entropykv_vllm.evaluation.progress import bar, onto
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH, Real
 
 STOCK = "vLLM alone"
 
@@ -35,35 +37,41 @@ COLUMNS = (
 
 def parser() -> argparse.ArgumentParser:
     """The command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv bench",
-        description=(__doc__ or "").split("\n")[0],
-        epilog="Without --rate all requests come at once.",
-    )
+    p = command_parser("bench", __doc__, EPILOG)
     options.add_model(p)
     p.add_argument(
         "--presets",
         default="quality,balanced,long-context,extreme,max",
-        help="default: %(default)s",
+        help="beside vLLM alone, with commas between them",
     )
-    p.add_argument("--requests", type=int, default=32, help="default: %(default)s")
-    p.add_argument("--tokens", type=int, default=6144, help="of a prompt (default: %(default)s)")
-    p.add_argument("--output", type=int, default=256, help="of an answer (default: %(default)s)")
-    p.add_argument("--rate", type=float, help="requests that come in a second, as Poisson's")
+    p.add_argument("--requests", type=COUNT, default=32, help="how many")
+    p.add_argument("--tokens", type=LENGTH, default=6144, help="of a prompt")
+    p.add_argument("--output", type=LENGTH, default=256, help="tokens of an answer")
     p.add_argument(
-        "--fit", type=float, default=2, help="requests that the pool holds in full (default: 2)"
+        "--rate", type=Real(), help="requests a second, at random (default: all at once)"
     )
-    p.add_argument("--dtype", default="bfloat16", choices=pool.ITEM_BYTES, help="of all (bfloat16)")
-    p.add_argument("--repeats", type=int, default=1, help="rounds over all caches (default: 1)")
+    p.add_argument(
+        "--fit", type=Real(), default=2, help="requests that the pool holds in full (default: 2)"
+    )
+    p.add_argument("--dtype", default="bfloat16", choices=pool.ITEM_BYTES, help="of all")
+    p.add_argument("--repeats", type=COUNT, default=1, help="rounds over all caches")
     p.add_argument(
         "--serve",
         type=shlex.split,
         default=[],
         help="more arguments of vllm serve, for all: --serve='--enforce-eager'",
     )
-    p.add_argument("--out", type=Path, default=Path("results/bench"), help="default: %(default)s")
+    options.add_out(p, "results/bench")
     add_json(p)
     return p
+
+
+EPILOG = """\
+A run that was broken off goes on where it stopped.
+
+  entropykv bench --requests 4 --tokens 2048 --output 64 --presets balanced    a first look
+  entropykv bench --model /models/mine --fit 4 --rate 0.5 --requests 64
+"""
 
 
 def spec(args: argparse.Namespace, name: str, repeat: int) -> dict[str, Any]:
@@ -88,19 +96,13 @@ def spec(args: argparse.Namespace, name: str, repeat: int) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Run each cache in turn, as often as is wanted: name -> results."""
-    from tqdm import tqdm
-
     names = [STOCK, *args.presets]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    with tqdm(total=len(names) * args.repeats * args.requests, unit="request") as bar:
+    with bar(len(names) * args.repeats * args.requests, "request") as shown:
         for repeat in range(args.repeats):
             for name in names if repeat % 2 == 0 else names[::-1]:
-                bar.set_description(name)
-                before = bar.n
-
-                def progress(done: int, _: int, before: int = before) -> None:
-                    bar.update(before + done - bar.n)
-
+                shown.set_description(name)
+                progress = onto(shown, shown.n)
                 path = args.out / f"{name.replace(' ', '-')}-{repeat}.json"
                 module = "entropykv_vllm.evaluation.bench.cell"
                 found[name].append(cells.run(module, spec(args, name, repeat), path, progress))

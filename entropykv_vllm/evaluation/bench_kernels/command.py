@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import RunError
-from entropykv_vllm.evaluation import cells, machine
+from entropykv_vllm.evaluation import cells, machine, options
 from entropykv_vllm.evaluation.bench_kernels import plot, rows
 from entropykv_vllm.evaluation.bench_kernels.shapes import FORMATS, Shape, cases
+from entropykv_vllm.evaluation.progress import bar, onto
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH, Real, Whole
 
 PARTS = ("decode", "prefill", "collapse")
 
@@ -39,19 +42,6 @@ QUICK = {
 }
 
 
-def numbers(text: str) -> list[int]:
-    """Read numbers of which each is at least 1, separated by commas."""
-    found = list(map(int, text.split(",")))
-    if min(found) < 1:
-        raise ValueError(text)
-    return found
-
-
-def contexts(text: str) -> list[int]:
-    """Read numbers of which each is at least 0."""
-    return [number - 1 for number in numbers(",".join(str(int(x) + 1) for x in text.split(",")))]
-
-
 def shapes(text: str) -> list[str]:
     """Read head shapes, separated by commas."""
     try:
@@ -70,59 +60,61 @@ def parts(text: str) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv bench-kernels", description=(__doc__ or "").split("\n")[0]
-    )
+    p = command_parser("bench-kernels", __doc__)
     p.add_argument("--quick", action="store_true", help="few small cases, to see that it runs")
-    p.add_argument("--only", type=parts, default=list(PARTS), help=f"of {','.join(PARTS)}")
+    p.add_argument(
+        "--only", type=parts, default=list(PARTS), help=f"of {','.join(PARTS)} (default: all)"
+    )
     p.add_argument(
         "--shapes",
         type=shapes,
         default=["9/3/64", "32/8/128", "28/4/128"],
         help="query heads/KV heads/head size (default: 9/3/64,32/8/128,28/4/128)",
     )
-    p.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
-    p.add_argument("--huge-pages", choices=("on", "off", "both"), default="both")
-    p.add_argument("--seconds", type=float, default=2.0, help="for a case (default: 2)")
-    p.add_argument("--rounds", type=int, default=5, help="at least, for a case (default: 5)")
+    p.add_argument("--threads", type=options.words(Whole(1, 1024)), default="1,2", help="of a run")
+    p.add_argument(
+        "--huge-pages", choices=("on", "off", "both"), default="both", help="under the pools"
+    )
+    p.add_argument("--seconds", type=Real(), default=2.0, help="for a case")
+    p.add_argument("--rounds", type=COUNT, default=5, help="at least, for a case")
     add_sizes(p)
-    p.add_argument("--out", type=Path, default=Path("results/kernels"))
+    options.add_out(p, "results/kernels")
     add_json(p)
     return p
 
 
 def add_sizes(p: argparse.ArgumentParser) -> None:
     """Add the options that say how much is read."""
-    p.add_argument("--sequences", type=numbers, default=[1, 4, 16], help="default: 1,4,16")
+    p.add_argument("--sequences", type=options.words(COUNT), default="1,4,16", help="of a step")
     p.add_argument(
         "--tokens",
-        type=numbers,
-        default=[4096, 8192, 32768],
-        help="of a sequence in decode (default: 4096,8192,32768)",
+        type=options.words(LENGTH),
+        default="4096,8192,32768",
+        help="of a sequence in decode",
     )
-    p.add_argument("--queries", type=int, default=2048, help="of a prefill (default: 2048)")
+    p.add_argument("--queries", type=LENGTH, default=2048, help="of a prefill")
     p.add_argument(
         "--contexts",
-        type=contexts,
-        default=[0, 4096, 16384],
-        help="tokens before a prefill (default: 0,4096,16384)",
+        type=options.words(Whole(0, LENGTH.most)),
+        default="0,4096,16384",
+        help="tokens before a prefill",
     )
     p.add_argument(
         "--collapse-context",
-        type=int,
+        type=LENGTH,
         default=4096,
         help="tokens before the prefill that a collapse is a share of (default: 4096)",
     )
-    p.add_argument("--megabytes", type=float, default=400.0, help="of a pool (default: 400)")
+    p.add_argument("--megabytes", type=Real(), default=400.0, help="of a pool")
     p.add_argument(
         "--memory",
-        type=float,
+        type=Real(),
         default=2.0,
         help="leave out cases whose 16-bit pages take more GB (default: 2)",
     )
     p.add_argument(
         "--read-megabytes",
-        type=float,
+        type=Real(),
         default=512.0,
         help="of the tensor whose sum shows how fast memory is read (default: 512)",
     )
@@ -170,17 +162,12 @@ def count(run: dict[str, Any]) -> int:
 
 def measure(todo: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
     """Run all runs, one after the other; none is taken from an earlier time."""
-    from tqdm import tqdm
-
     results = []
-    with tqdm(total=sum(map(count, todo)), unit="case") as bar:
+    with bar(sum(map(count, todo)), "case") as shown:
         for run in todo:
             name = f"{run['threads']}-{'huge' if run['huge'] else 'small'}"
-            bar.set_description(name)
-
-            def progress(done: int, _: int, before: int = bar.n) -> None:
-                bar.update(before + done - bar.n)
-
+            shown.set_description(name)
+            progress = onto(shown, shown.n)
             result = out / f"{name}.json"
             result.unlink(missing_ok=True)
             settings = {
@@ -227,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not native.load():
         raise RunError("this package was built without its native kernels")
+    options.check_out(args.out)
     todo = runs(args)
     report(measure(todo, args.out), notes(args, todo), args)
     return 0

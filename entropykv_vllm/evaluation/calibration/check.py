@@ -20,7 +20,7 @@ SHORTEST = 1024
 
 
 def check(args: argparse.Namespace, command: str) -> None:
-    """Refuse a model, a length or a text that will not do, and numbers out of their range.
+    """Refuse a model, a length or a text that will not do.
 
     Without `--out` the results go to a folder of the command and the model.
 
@@ -29,16 +29,8 @@ def check(args: argparse.Namespace, command: str) -> None:
     """
     engines.check_length(args.model, args.tokens, AFTER, "the question")
     args.text = texts.describe(args.text)
-    for name in ("keep", "target_accuracy"):
-        if not 0 < getattr(args, name, 1) <= 1:
-            option = name.replace("_", "-")
-            raise UsageError(f"--{option} is a share: more than 0, and at most 1")
-    if getattr(args, "window", LEAST_WINDOW) < LEAST_WINDOW:
-        raise UsageError(f"--window must hold the question: {LEAST_WINDOW} or more")
     if args.tokens < SHORTEST:
         raise UsageError(f"--tokens must be {SHORTEST} or more: nothing of a shorter text is old")
-    if args.texts < 1:
-        raise UsageError("--texts must be 1 or more")
     args.out = args.out or Path("results") / command / identity.folder(args.model)
     options.check_out(args.out)
 

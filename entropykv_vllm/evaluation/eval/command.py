@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.errors import UsageError
 from entropykv_vllm.evaluation import divergence, engines, options
-from entropykv_vllm.evaluation.eval import check, plot, rows, run
+from entropykv_vllm.evaluation.eval import advice, check, plot, rows, run
 from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.tasks import TASKS
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
 from entropykv_vllm.model.fetch import NAME
+from entropykv_vllm.option_values import COUNT, LENGTH, SEED, SHARE, Whole
 
 _SO = "(default: %(default)s)"
 _TASKS = f"all, or of {', '.join(TASKS)} {_SO}"
@@ -27,7 +30,7 @@ _TASKS = f"all, or of {', '.join(TASKS)} {_SO}"
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(prog="entropykv eval", description=(__doc__ or "").split("\n")[0])
+    p = command_parser("eval", __doc__, EPILOG)
     add = p.add_argument
     add("--model", help=f"a model's folder (default: {NAME}, fetched); of an endpoint, its name")
     add("--tokenizer", help="an endpoint's tokenizer: a folder (default: the small model's)")
@@ -39,13 +42,13 @@ def parser() -> argparse.ArgumentParser:
     add("--tasks", type=words(str), default="needle,word,copy", help=_TASKS)
     add(
         "--tokens",
-        type=words(int),
+        type=words(LENGTH),
         default="2048",
         help=f"lengths of the context; with --question before, the question included {_SO}",
     )
     add("--depths", type=options.depths, default="0,1", help="where facts lie (0,1: all over)")
-    add("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
-    add("--text", type=Path, help="a text file to hide facts in (default: English prose)")
+    add("--prompts", type=COUNT, default=48, help="prompts a cell")
+    options.add_text(p)
     add(
         "--policies",
         type=options.policies,
@@ -53,10 +56,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--keeps",
-        type=words(float),
+        type=words(SHARE),
         help="shares of the old tokens to keep (default: 1,0.5,0.25)",
     )
-    add("--bits", type=words(int), help="bits of the old tokens (default: 16,8,4)")
+    add("--bits", type=words(Whole(4, 16)), help="bits of the old tokens (default: 16,8,4)")
     add("--presets", default="", help="presets to measure too, as they are")
     add("--config", type=options.settings, default="{}", help="settings for all policies, as JSON")
     add(
@@ -66,10 +69,17 @@ def parser() -> argparse.ArgumentParser:
         help="read the question after the text was compressed (default), or before",
     )
     add("--kl", action="store_true", help="also compare next-token distributions on plain text")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("results/eval"), help="default: %(default)s")
+    add("--seed", type=SEED, default=0, help="of the facts (default: 0)")
+    options.add_out(p, "results/eval")
     add_json(p)
     return p
+
+
+EPILOG = """\
+  entropykv eval --tokens 1024 --prompts 8 --policies entropykv --keeps 0.5 --bits 4   a first look
+  entropykv eval --model ~/models/mine --text manual.txt --presets balanced,long-context
+  entropykv eval --backend http://127.0.0.1:8000/v1
+"""
 
 
 def write(results: list[dict[str, Any]], out: Path, json_file: Path | None) -> None:
@@ -78,8 +88,11 @@ def write(results: list[dict[str, Any]], out: Path, json_file: Path | None) -> N
     (out / "table.md").write_text(text + "\n")
     brief = [divergence.brief({k: v for k, v in r.items() if k != "answers"}) for r in results]
     (out / "table.json").write_text(json.dumps(brief, indent=1) + "\n")
-    plot.draw(results, out / "accuracy.png")
-    show(f"\n{text}", brief, json_file)
+    drawn = plot.draw(results, out / "accuracy.png")
+    picture = f"\n\npicture: {out / 'accuracy.png'}" if drawn else ""
+    show(f"\n{text}{picture}", brief, json_file)
+    for sentence in advice.warnings(results):
+        print(f"entropykv eval: warning: {sentence}", file=sys.stderr)
 
 
 def _tokenizer(folder: str) -> Any:

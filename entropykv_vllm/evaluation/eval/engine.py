@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import cells, engines, pool
 from entropykv_vllm.evaluation.eval import texts
 from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE, Job, digest
+from entropykv_vllm.evaluation.progress import complain
 from entropykv_vllm.evaluation.tasks import TASKS
 
 MODULE = "entropykv_vllm.evaluation.eval.cell"
@@ -83,8 +83,6 @@ def divergence(_: Any, jobs: Sequence[Job], progress: Progress) -> None:
 
 
 def _run(jobs: Sequence[Job], each: int, progress: Progress) -> None:
-    from tqdm import tqdm
-
     for i, job in enumerate(jobs):
 
         def step(done: int, _: int, before: int = i * each) -> None:
@@ -93,5 +91,5 @@ def _run(jobs: Sequence[Job], each: int, progress: Progress) -> None:
         try:
             cells.run(MODULE, job.spec, job.path, step)
         except RunError as error:
-            tqdm.write(str(error), file=sys.stderr)
+            complain(str(error))
         step(each, each)

@@ -10,6 +10,7 @@ from typing import Any
 
 from entropykv_vllm.evaluation.eval import endpoint, engine, grid, jobs, offline, texts
 from entropykv_vllm.evaluation.eval.jobs import DIVERGENCE, Job
+from entropykv_vllm.evaluation.progress import bar
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,20 @@ def run(args: argparse.Namespace, tokenizer: Any, wanted: Sequence[Group]) -> li
         ValueError: if the model and the settings do not go together, in words.
         RunError: if a server does not answer.
     """
-    from tqdm import tqdm
-
     backend = _backend(args.backend)
-    with tqdm(total=sum(group.size for group in wanted), unit="answer") as bar:
+    with bar(sum(group.size for group in wanted), "answer") as shown:
         for group in wanted:
-            bar.set_description(group.name)
+            shown.set_description(group.name)
             call = backend.divergence if group.task == DIVERGENCE else backend.answers
-            start = bar.n
-            call(tokenizer, group.jobs, _progress(bar, start, group.size))
-            bar.update(start + group.size - bar.n)
+            start = shown.n
+            call(tokenizer, group.jobs, _progress(shown, start, group.size))
+            shown.update(start + group.size - shown.n)
     found = [job.result() for group in wanted for job in group.jobs]
     return [result for result in found if result is not None]
 
 
-def _progress(bar: Any, start: int, size: int) -> Callable[[int, int], None]:
+def _progress(shown: Any, start: int, size: int) -> Callable[[int, int], None]:
     def step(done: int, total: int) -> None:
-        bar.update(start + size * done // total - bar.n)
+        shown.update(start + size * done // total - shown.n)
 
     return step

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,11 @@ from entropykv_vllm.evaluation.needle import plot
 from entropykv_vllm.evaluation.needle.cell import ANSWER_TOKENS
 from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.presets import chosen
+from entropykv_vllm.evaluation.progress import bar, complain, onto
 from entropykv_vllm.evaluation.prompts import QUESTION
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH, SEED, SHARE
 
 # Requests that share a step; results do not depend on it.
 TOGETHER = 4
@@ -41,24 +43,26 @@ TOGETHER = 4
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(prog="entropykv needle", description=__doc__.split("\n")[0])
+    p = command_parser("needle", __doc__)
     options.add_model(p)
     options.add_policies(p, engines.POLICIES)
     p.add_argument(
         "--keeps",
-        type=words(float),
+        type=words(SHARE),
         default="0.75,0.5,0.25",
         help="shares of the old tokens to keep",
     )
     p.add_argument("--presets", default="", help="presets to measure too, in a bfloat16 cache")
-    p.add_argument("--tokens", type=int, default=2048, help="prompt length (default: 2048)")
-    p.add_argument("--prompts", type=int, default=48, help="prompts a cell (default: 48)")
+    p.add_argument("--tokens", type=LENGTH, default=2048, help="prompt length")
+    p.add_argument("--prompts", type=COUNT, default=48, help="prompts a cell")
     p.add_argument(
         "--depths", type=options.depths, default="0,1", help="where needles lie (0,1: all over)"
     )
     options.add_config(p)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--out", type=Path, help="folder of the results (default: results/needle-...)")
+    p.add_argument("--seed", type=SEED, default=0, help="of the numbers (default: 0)")
+    p.add_argument(
+        "--out", type=options.new_folder, metavar="FOLDER", help="default: results/needle-TOKENS"
+    )
     add_json(p)
     return p
 
@@ -67,7 +71,13 @@ def check(args: argparse.Namespace) -> None:
     """Refuse a window that the question does not fit into, and prompts too long for the model."""
     from transformers import AutoTokenizer
 
+    chosen(args.presets)
     engines.check_length(args.model, args.tokens, ANSWER_TOKENS, "the answer")
+    options.check_settings(
+        (policy, engines.eviction(policy, keep, args.tokens, args.config))
+        for policy in args.policies
+        for keep in args.keeps
+    )
     ids = AutoTokenizer.from_pretrained(engines.model_folder(args.model)).encode(
         QUESTION, add_special_tokens=False
     )
@@ -175,24 +185,19 @@ HEADER = [
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all cells, the full cache first; a failed one is reported and left out."""
-    from tqdm import tqdm
-
     wanted = [("none-1", spec(args, "none", 1.0)), *grid(args), *presets(args)]
     results = []
-    with tqdm(total=len(wanted) * args.prompts, unit="prompt") as bar:
+    with bar(len(wanted) * args.prompts, "prompt") as shown:
         for i, (name, cell) in enumerate(wanted):
-            bar.set_description(name)
-
-            def progress(done: int, _: int, before: int = i * args.prompts) -> None:
-                bar.update(before + done - bar.n)
-
+            shown.set_description(name)
+            progress = onto(shown, i * args.prompts)
             result = args.out / f"{name}.json"
             try:
                 results.append(
                     cells.run("entropykv_vllm.evaluation.needle.cell", cell, result, progress)
                 )
             except RunError as error:
-                tqdm.write(str(error), file=sys.stderr)
+                complain(str(error))
             progress(args.prompts, args.prompts)
     return results
 

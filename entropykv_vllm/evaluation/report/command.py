@@ -12,27 +12,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from entropykv_vllm.errors import UsageError
-from entropykv_vllm.evaluation import table
+from entropykv_vllm.evaluation import options, table
 from entropykv_vllm.evaluation.options import words
-from entropykv_vllm.evaluation.progress import onto
+from entropykv_vllm.evaluation.progress import bar, onto
 from entropykv_vllm.evaluation.report import chapters, measure, page
 from entropykv_vllm.evaluation.report.sections import Section
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, takes_stdout, write
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(prog="entropykv report", description=(__doc__ or "").split("\n")[0])
+    p = command_parser("report", __doc__, EPILOG)
     p.add_argument(
         "--chapters",
         type=words(str),
         default=",".join(chapters.CHAPTERS),
         help="what to measure, of %(default)s (default: all)",
     )
+    options.add_out(p, "results/report", "--data")
     p.add_argument(
-        "--data", type=Path, default=Path("results/report"), help="folder of the results"
+        "--page",
+        type=options.readable,
+        metavar="FILE",
+        help="a Markdown page whose tables are filled in",
     )
-    p.add_argument("--page", type=Path, help="a Markdown page whose tables are filled in")
     p.add_argument(
         "--stored", action="store_true", help="measure nothing, only write what is stored"
     )
@@ -40,16 +44,20 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+EPILOG = """\
+It takes hours; --chapters takes some of it. Rows are named by policy, keep ratio and bits:
+"all 1 8" evicts nothing and stores all old tokens in 8 bits.
+"""
+
+
 def measured(section: Section, folder: Path, stored: bool) -> list:
     """Return the results of a section, running what is missing unless only stored ones count."""
-    from tqdm import tqdm
-
     from entropykv_vllm.evaluation.offline import runs
 
     if stored:
         return runs.stored(folder / f"{section.name}.jsonl", section.spec())[: section.prompts]
-    with tqdm(total=section.prompts, desc=section.name, unit="prompt") as bar:
-        return measure.run(section, folder, onto(bar))
+    with bar(section.prompts, "prompt", section.name) as shown:
+        return measure.run(section, folder, onto(shown))
 
 
 def missing(found: chapters.Found, folder: Path) -> str:
