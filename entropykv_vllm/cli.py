@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     fetch.add_argument("--quiet", action="store_true", help="print the folder and nothing else")
     fetch.add_argument("--dir", type=Path, help="the folder to use in place of the cache")
     fetch.add_argument(
-        "--name", default=SMOLLM2.folder, choices=SOURCES, help="default: %(default)s"
+        "--name", default=SMOLLM2.folder, choices=SOURCES, help="the model (default: %(default)s)"
     )
     fetch.add_argument(
         "--accept-terms", action="store_true", help="accept a model's terms of use, if it has any"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script for bash, and for zsh, which can read it."""
+"""The script for bash."""
 
 from __future__ import annotations
 
@@ -26,10 +26,6 @@ _TAIL = """\
 }
 complete -o default -F _entropykv entropykv
 """
-_ZSH = """\
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
-autoload -U +X bashcompinit && bashcompinit
-"""
 
 
 def script(commands: Sequence[Command]) -> str:
@@ -41,11 +37,6 @@ def script(commands: Sequence[Command]) -> str:
     lines += ["    esac", '    case "$at" in']
     lines += [_next(c) for c in commands]
     return _HEAD + "\n".join(lines) + "\n" + _TAIL
-
-
-def zsh_script(commands: Sequence[Command]) -> str:
-    """The same for zsh, through its emulation of what bash has."""
-    return _ZSH + script(commands)
 
 
 def _at(command: Command) -> str:

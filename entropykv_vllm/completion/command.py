@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 
-from entropykv_vllm.completion import bash, fish
+from entropykv_vllm.completion import bash, fish, zsh
 from entropykv_vllm.completion.tree import commands
 from entropykv_vllm.help_text import Help
 
-SHELLS = {"bash": bash.script, "zsh": bash.zsh_script, "fish": fish.script}
+SHELLS = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
 
 
 EPILOG = """\

@@ -11,9 +11,19 @@ from entropykv_vllm.completion.tree import Command, Follows, Option
 _FLAGS: dict[Follows, str] = {"nothing": "", "word": " -x", "file": " -r", "maybe file": ""}
 
 
+#: Whether the line begins with some words: one of them may be an option's value further on.
+_HEAD = """\
+function __entropykv_at
+    set -l words (commandline -opc)
+    set -l last (math 1 + (count $argv))
+    test "$words[2..$last]" = "$argv"
+end
+"""
+
+
 def script(commands: Sequence[Command]) -> str:
     """A script for fish."""
-    return "\n".join(line for command in commands for line in _lines(command)) + "\n"
+    return _HEAD + "\n".join(line for command in commands for line in _lines(command)) + "\n"
 
 
 def _lines(command: Command) -> list[str]:
@@ -27,13 +37,10 @@ def _lines(command: Command) -> list[str]:
 
 def _when(command: Command) -> str:
     """The condition under which its words are offered."""
-    parts = [f"__fish_seen_subcommand_from {word}" for word in command.path]
-    inner = [found.path[-1] for found in command.inner]
     if not command.path:
         return "__fish_use_subcommand"
-    if inner:
-        parts.append(f"not __fish_seen_subcommand_from {' '.join(inner)}")
-    return "; and ".join(parts)
+    paths = [command.path, *(found.path for found in command.inner)]
+    return "; and not ".join(f"__entropykv_at {' '.join(path)}" for path in paths)
 
 
 def _option(option: Option) -> str:

@@ -179,7 +179,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "signals": signal_rows(net, text, found),
     }
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
-    shown = f"\n{tables(summary)}\n\nbest: {winner.cell.name}\n\n{profile.command(path)}"
+    shown = (
+        f"\n{tables(summary)}\n\nbest: {winner.cell.name}\n\n{profile.command(path, net.folder)}"
+    )
     show(shown, {**summary, "best": winner.cell.name, "profile": str(path)}, args.json)
     return 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`entropykv completion`: what the scripts offer, asked of bash itself."""
+"""`entropykv completion`: what the scripts offer, asked of the shells themselves."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from entropykv_vllm import cli
 from entropykv_vllm.completion import command, tree
+from entropykv_vllm.completion import fish as fish_script
+from entropykv_vllm.completion import zsh as zsh_script
 from entropykv_vllm.config.presets import PRESETS
+from entropykv_vllm.model.sources import SOURCES
+from tests.completion import shells
 
 
 @pytest.fixture(scope="module")
@@ -92,28 +97,93 @@ def test_a_command_whose_needs_are_missing_is_offered_by_its_name(
     assert found[("calibrate",)].options != []
 
 
-def test_fish_offers_commands_and_options_with_their_help(commands: list[tree.Command]) -> None:
-    lines = command.SHELLS["fish"](commands).splitlines()
-    plan = "complete -c entropykv -n '__fish_seen_subcommand_from plan'"
-    presets = f"{plan} -l preset -x -a '{' '.join(PRESETS)}' -d "
-    assert any(line.startswith(presets) for line in lines)
-    assert any(line.startswith(f"{plan} -l page -x -d ") for line in lines)
-    assert any(line.startswith(f"{plan} -l tied -d ") for line in lines)
-    version = "complete -c entropykv -n '__fish_use_subcommand' -f -a version -d "
-    assert f"{version}'print the version'" in lines
-    own = sum(line.startswith(f"{plan} -") for line in lines)
-    assert own == sum(len(c.options) for c in commands if c.path == ("plan",))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a shell stands: a folder with one file."""
+    path = tmp_path_factory.mktemp("here")
+    (path / "notes.txt").touch()
+    return path
+
+
+def written(shell: str, commands: list[tree.Command], folder: Path) -> Path:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    path = folder.parent / f"entropykv.{shell}"
+    path.write_text(command.SHELLS[shell](commands))
+    return path
+
+
+@pytest.fixture(scope="module")
+def zsh(commands: list[tree.Command], folder: Path) -> Iterator[Callable[[str], set[str]]]:
+    shell = shells.Zsh(written("zsh", commands, folder), folder)
+    yield shell.offered
+    shell.close()
+
+
+@pytest.fixture(scope="module")
+def fish(commands: list[tree.Command], folder: Path) -> Callable[[str], set[str]]:
+    path = written("fish", commands, folder)
+    return lambda line: shells.fish(path, line, folder)
+
+
+#: A line, and what both shells offer for its last word.
+LINES = {
+    "do": {"doctor"},
+    "model ": {"fetch"},
+    "model fetch --q": {"--quiet"},
+    "model fetch --name ": set(SOURCES),
+    "plan --model x --pre": {"--preset"},
+    "plan --preset ": set(PRESETS),
+    "completion ": {"bash", "zsh", "fish"},
+    # A command's name may be the value of an option.
+    "top --json completion --o": {"--once"},
+    "top --interval ": set(),
+    "tune --text ": {"notes.txt"},
+    "tune --text n": {"notes.txt"},
+    "eval --config n": {"notes.txt"},
+    "plan --json n": {"notes.txt"},
+    "tune n": {"notes.txt"},
+}
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_can_read_theirs(shell: str, commands: list[tree.Command]) -> None:
-    if (found := shutil.which(shell)) is None:
-        pytest.skip(f"no {shell} here")
-    script = command.SHELLS[shell](commands)
-    subprocess.run([found, "-n"], input=script, text=True, check=True)
+@pytest.mark.parametrize("line", LINES)
+def test_zsh_and_fish_offer_what_may_come_next(
+    shell: str, line: str, request: pytest.FixtureRequest
+) -> None:
+    offered = request.getfixturevalue(shell)
+    assert offered(f"entropykv {line}") == LINES[line]
 
 
-def test_help_with_quotes_is_still_one_word_of_fish() -> None:
-    from entropykv_vllm.completion.fish import _quoted
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_zsh_and_fish_offer_all_commands_and_options(
+    shell: str, commands: list[tree.Command], request: pytest.FixtureRequest
+) -> None:
+    offered = request.getfixturevalue(shell)
+    assert offered("entropykv ") == {"model", "version", *cli.ELSEWHERE}
+    for found in commands:
+        if len(found.path) == 1 and not found.inner:
+            long = {name for o in found.options for name in o.names if name.startswith("--")}
+            assert offered(f"entropykv {found.path[0]} --") == long
 
-    assert _quoted("a model's \\ folder") == "'a model\\'s \\\\ folder'"
+
+@pytest.mark.parametrize(("shell", "start"), [("zsh", ""), ("fish", "--preset=")])
+def test_a_value_may_be_joined_to_its_option(
+    shell: str, start: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(shell)("entropykv plan --preset=st")
+    assert found == {f"{start}streaming"}
+
+
+def test_the_shells_show_what_words_are_about(commands: list[tree.Command], folder: Path) -> None:
+    said = command.SHELLS["fish"](commands)
+    assert "-f -a version -d 'print the version'" in said
+    assert "'version:print the version'" in command.SHELLS["zsh"](commands)
+
+
+def test_help_with_quotes_and_signs_is_still_one_word() -> None:
+    option = tree.Option(("--a",), "a model's [folder]: \\ or /", "file")
+    assert zsh_script._spec(option, "--a") == (
+        "'(--a)--a=[a model'\\''s \\[folder\\]\\: \\\\ or /]: :_files'"
+    )
+    assert fish_script._quoted("a model's \\ folder") == "'a model\\'s \\\\ folder'"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,11 @@ def write(
     part.replace(path)
 
 
-def command(path: Path) -> str:
+def command(path: Path, model: str = "MODEL") -> str:
     """Return the command that serves with a profile, with hot pages as it was measured with."""
     return (
-        "vllm serve MODEL --kv-cache-dtype bfloat16 --kv-eviction entropykv \\\n"
-        f"    --kv-eviction-config {path}"
+        f"vllm serve {shlex.quote(model)} --kv-cache-dtype bfloat16 --kv-eviction entropykv \\\n"
+        f"    --kv-eviction-config {shlex.quote(str(path))}"
     )
 
 

@@ -18,6 +18,7 @@ from entropykv_vllm.evaluation.calibration.run import Summary
 class Files:
     """Where the settings lie: for `--kv-eviction-config`, and the whole server for `--config`."""
 
+    model: str
     settings: Path
     server: Path
 
@@ -31,11 +32,12 @@ def write(out: Path, config: Any, model: str, winner: Summary) -> Files:
         model: its name or folder.
         winner: the settings.
     """
-    found = Files(out / "settings.json", out / "serve.yaml")
+    folder = str(Path(engines.model_folder(model)).resolve())
+    found = Files(folder, out / "settings.json", out / "serve.yaml")
     values = winner.cell.config().model_dump(mode="json", exclude_none=True)
     profile.write(found.settings, config, Path(model).name, {}, values)
     server = {
-        "model": str(Path(engines.model_folder(model)).resolve()),
+        "model": folder,
         "kv-cache-dtype": "bfloat16",
         "kv-eviction": winner.cell.policy,
         "kv-eviction-config": str(found.settings.resolve()),
@@ -51,6 +53,6 @@ def advice(winner: Summary | None, files: Files | None) -> str:
         return "nothing reaches the target: keep the full cache, or take the preset quality"
     less = f"{1 / winner.held:.1f} times less than a full 16-bit cache"
     return (
-        f"best: {winner.cell.name}, {less}\n\n{profile.command(files.settings)}\n\n"
+        f"best: {winner.cell.name}, {less}\n\n{profile.command(files.settings, files.model)}\n\n"
         f"or all of it in one file:\n\nvllm serve --config {files.server}"
     )
