@@ -36,14 +36,18 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def eviction(args: argparse.Namespace, policy: str) -> dict[str, Any]:
+    """Return the eviction settings of a policy."""
+    return engines.eviction(policy, args.keep, args.prompt + args.generated, args.config)
+
+
 def spec(args: argparse.Namespace, policy: str) -> dict[str, Any]:
     """Return what decides the result of a cell."""
     length = args.prompt + args.generated + 64
     room = pool.pool_bytes(pool.shape(engines.model_folder(args.model)), (TOGETHER + 1) * length)
-    eviction = engines.eviction(policy, args.keep, args.prompt + args.generated, args.config)
     return {
         "policy": policy,
-        "eviction": {} if policy == "none" else eviction,
+        "eviction": {} if policy == "none" else eviction(args, policy),
         "model": args.model,
         **identity.marks(args.model),
         "prompt": args.prompt,
@@ -82,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     engines.check_length(args.model, args.prompt + args.generated, 64 + ANSWER_TOKENS, "the answer")
-    options.check_settings((p, spec(args, p)["eviction"]) for p in args.policies)
+    options.check_settings((policy, eviction(args, policy)) for policy in args.policies)
     options.check_out(args.out)
     results = []
     for policy in ("none", *args.policies):

@@ -12,6 +12,7 @@ from entropykv_vllm.config.settings import load
 from entropykv_vllm.errors import RunError, UsageError
 from entropykv_vllm.evaluation import corpus
 from entropykv_vllm.evaluation.eval import (
+    advice,
     command,
     engine,
     grid,
@@ -196,12 +197,9 @@ def test_the_table_its_numbers_and_the_cells_are_written(model, calls, tmp_path)
     [
         (("--tasks", "chess"), "'chess' is not a task: choose of needle"),
         (("--bits", "5"), "bits is 5"),
-        (("--keeps", "1.5"), "keep is 1.5"),
         (("--tokens", "4090"), "4090 tokens are too many: this model reads 4096"),
         (("--tokens", "1000", "--question", "before"), "a multiple of 64"),
-        (("--keeps", "2"), "keep is 2: a share"),
-        (("--keeps", "nan"), "keep is nan: a share"),
-        (("--policies", "sink", "--bits", "3"), "bits is 3: there are 16, 8 and 4"),
+        (("--policies", "sink", "--bits", "6"), "bits is 6: there are 16, 8 and 4"),
         (("--config", '{"window": 32}'), "norm-1-8 has a layer with a window of 64 tokens"),
         (
             (
@@ -215,9 +213,8 @@ def test_the_table_its_numbers_and_the_cells_are_written(model, calls, tmp_path)
         (("--model", "/nowhere"), "'/nowhere' is not a folder of a language model"),
         (("--backend", "cloud"), "'cloud' is no backend"),
         (("--backend", "http://127.0.0.1:9/v1"), "--policies is for the offline"),
-        (("--text", "/nowhere.txt"), "--text /nowhere.txt cannot be read"),
         (("--tokens", "48"), "needle in 48 tokens: what is to be hidden needs"),
-        (("--prompts", "0"), "nothing is asked for"),
+        (("--tasks", ""), "nothing is asked for"),
         (("--presets", "best"), "'best' is not a preset"),
     ],
 )
@@ -483,3 +480,14 @@ def test_the_command_is_known_and_all_tasks_can_be_asked_for(model):
     command.check.check(args)
     assert args.tasks == list(TASKS)
     assert len(run.groups(args)) == len(TASKS)
+
+
+def test_settings_that_save_nothing_are_named():
+    def row(name, policy, held, tokens=512):
+        return {"spec": {"name": name, "policy": policy, "tokens": tokens}, "held": held}
+
+    found = [row("full", "none", 1.03), row("a-1-8", "entropykv", 1.1), row("b", "sink", 0.6)]
+    (said,) = advice.warnings([*found, *found])
+    assert said.startswith("at 512 tokens a-1-8 hold as much as the full cache or more")
+    assert advice.warnings([found[0], found[2]]) == []
+    assert advice.warnings([row("server", "server", None)]) == []

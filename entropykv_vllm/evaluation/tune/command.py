@@ -91,8 +91,8 @@ def conclude(args: argparse.Namespace, net: Any, found: Sequence[Standing]) -> i
     picture = args.out / "right.png"
     drawn = plot.draw(found, winner, args.target_accuracy, picture)
     parts = [
-        f"{len(left) - 1} of {len(found) - 1} settings asked all {args.texts} texts of "
-        f"{args.tokens:,} tokens; the others were given up",
+        f"{len(left) - 1} of {len(found) - 1} settings may still reach the target after all texts "
+        f"({args.texts} of {args.tokens:,} tokens); the others were given up on the way",
         text,
         *([f"picture: {picture}"] if drawn else []),
         files.advice(winner, made),
