@@ -132,8 +132,8 @@ def rows(results: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run all cells, the full cache first; another that fails is reported and left out."""
+def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Run all cells, the full cache first; return results, and how many failed and are left out."""
     wanted = [FULL, *args.cells]
     if not (args.out / f"{FULL}.npy").is_file():
         (args.out / f"{FULL}.json").unlink(missing_ok=True)
@@ -149,7 +149,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                     raise
                 complain(str(error))
             progress(args.texts, args.texts)
-    return results
+    return results, len(wanted) - len(results)
 
 
 def run(args: argparse.Namespace, name: str, progress: Any) -> dict[str, Any]:
@@ -164,14 +164,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     engines.check_length(args.model, args.tokens, args.steps, "the steps")
     options.check_settings(("entropykv", eviction(name, args.config)) for name in args.cells)
     options.check_out(args.out)
-    results = measure(args)
+    results, failed = measure(args)
     text = table.render(HEADER, rows(results))
     title = f"{args.steps} tokens after {args.tokens}, {args.texts} texts a cell"
     (args.out / "table.md").write_text(text + "\n")
     summary = [divergence.brief(r) for r in results]
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
     show(f"\n{title}\n\n{text}", summary, args.json)
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -90,10 +90,10 @@ def memory_results() -> tuple[list[dict], int]:
     return [found], 0
 
 
-def quality_results() -> list[dict]:
+def quality_results() -> tuple[list[dict], int]:
     engine = {"kv_cache_dtype": "auto"}
     spec = {"policy": "none", "name": quality.FULL, "eviction": {}, "engine": engine}
-    return [{"spec": spec, "kl": SHARE, "top1": SHARE, "texts": []}]
+    return [{"spec": spec, "kl": SHARE, "top1": SHARE, "texts": []}], 0
 
 
 def quantization_results() -> list[dict]:
@@ -101,10 +101,10 @@ def quantization_results() -> list[dict]:
     return [{**sides, "kl": SHARE, "top1": SHARE, "texts": []}]
 
 
-def needle_results() -> list[dict]:
+def needle_results() -> tuple[list[dict], int]:
     spec = {"policy": "none", "keep": 1.0, "tokens": 2048, "eviction": {}}
     numbers = {"held": 1.0, "peak": 1.0, "exact": SHARE, "digits": SHARE, "form": SHARE}
-    return [{"spec": spec, **numbers, "answers": [{"number": "1", "answer": " 1"}] * 2}]
+    return [{"spec": spec, **numbers, "answers": [{"number": "1", "answer": " 1"}] * 2}], 0
 
 
 #: The module of a command, what its `measure` finds, and what of it is in the JSON.
@@ -142,6 +142,21 @@ def test_measured(
     assert right(json.loads(said))
     assert cli.main([name, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["memory", "needle", "quality"])
+def test_a_cell_that_failed_is_status_1_and_the_others_are_shown(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, results, right = MEASURED[name]
+    monkeypatch.setattr(module, "measure", lambda *_: (results()[0], 1))
+    for check in ("check", "crowded"):
+        if hasattr(module, check):
+            monkeypatch.setattr(module, check, lambda args: [True, False])
+    if hasattr(module, "engines"):
+        monkeypatch.setattr(module.engines, "check_length", lambda *_: None)
+    assert cli.main([name, "--out", str(tmp_path), "--json"]) == 1
+    assert right(json.loads(capsys.readouterr().out))
 
 
 def test_generation(

@@ -112,13 +112,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         check.check(args)
         tokenizer = _tokenizer(args.tokenizer)
         check.check_text(args, tokenizer)
-        results = run.run(args, tokenizer, run.groups(args))
+        wanted = run.groups(args)
+        results = run.run(args, tokenizer, wanted)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not results:
         return 1
     write(results, args.out, args.json)
-    return 0
+    return 0 if len(results) == sum(len(group.jobs) for group in wanted) else 1
 
 
 if __name__ == "__main__":

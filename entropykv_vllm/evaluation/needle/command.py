@@ -183,8 +183,8 @@ HEADER = [
 ]
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run all cells, the full cache first; a failed one is reported and left out."""
+def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Run all cells, the full cache first; return results, and how many failed and are left out."""
     wanted = [("none-1", spec(args, "none", 1.0)), *grid(args), *presets(args)]
     results = []
     with bar(len(wanted) * args.prompts, "prompt") as shown:
@@ -199,7 +199,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             except RunError as error:
                 complain(str(error))
             progress(args.prompts, args.prompts)
-    return results
+    return results, len(wanted) - len(results)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out = args.out or Path(f"results/needle-{args.tokens}")
     check(args)
     options.check_out(args.out)
-    results = measure(args)
+    results, failed = measure(args)
     if not results:
         return 1
     text = table.render(HEADER, rows(results, crowded(args)))
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (args.out / "table.json").write_text(json.dumps(summary, indent=1) + "\n")
     plot.draw(results, args.out / "exact.png")
     show(f"\n{title}\n\n{text}", summary, args.json)
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
