@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         default=256,
         help="newest tokens left as they are",
     )
-    p.add_argument("--texts", type=COUNT, default=8, help="texts a step")
+    p.add_argument("--texts", "--prompts", type=COUNT, default=8, help="texts a step")
     p.add_argument("--tokens", type=LENGTH, default=2048, help="of the longer texts")
     options.add_text(p)
     p.add_argument("--seed", type=SEED, default=0, help="of the numbers (default: 0)")

@@ -134,8 +134,9 @@ def add_model(p: ArgumentParser) -> None:
 
 
 def add_model_argument(p: ArgumentParser) -> None:
-    """Add the same as the one argument that is no option."""
+    """Add the same as the one argument that is no option; `--model` is taken too."""
     p.add_argument("model", nargs="?", default=NAME, metavar="MODEL", help=_MODEL)
+    p.add_argument("--model", dest="named", metavar="FOLDER", help="the same")
 
 
 _MODEL = "a model's folder (default: %(default)s, fetched)"

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "with commas between them (default: %(default)s)",
     )
     p.add_argument("--tokens", type=LENGTH, default=2048, help="prompt length")
-    p.add_argument("--texts", type=COUNT, default=8, help="texts a cell")
+    p.add_argument("--texts", "--prompts", type=COUNT, default=8, help="texts a cell")
     p.add_argument("--steps", type=LENGTH, default=48, help="tokens to decode")
     options.add_config(p)
     p.add_argument("--kv-cache-dtype", default="bfloat16", help="of all but the yardstick")

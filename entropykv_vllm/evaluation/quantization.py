@@ -47,7 +47,9 @@ def load(folder: str) -> tuple[Any, Any]:
     """Return the tokenizer and the model in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # that of loading weights, a few seconds
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return AutoTokenizer.from_pretrained(folder), model.eval()
 

@@ -484,10 +484,13 @@ def test_the_command_is_known_and_all_tasks_can_be_asked_for(model):
 
 def test_settings_that_save_nothing_are_named():
     def row(name, policy, held, tokens=512):
-        return {"spec": {"name": name, "policy": policy, "tokens": tokens}, "held": held}
+        spec = {"name": name, "series": policy, "policy": policy, "tokens": tokens}
+        return {"spec": {**spec, "keep": 0.5, "bits": 8}, "held": held}
 
-    found = [row("full", "none", 1.03), row("a-1-8", "entropykv", 1.1), row("b", "sink", 0.6)]
+    found = [row("full", "none", 1.03), row("a", "entropykv", 1.1), row("b", "sink", 0.6)]
     (said,) = advice.warnings([*found, *found])
-    assert said.startswith("at 512 tokens a-1-8 hold as much as the full cache or more")
+    assert said.startswith(
+        "at 512 tokens entropykv, keep 0.5, 8 bits hold as much as the full cache or more"
+    )
     assert advice.warnings([found[0], found[2]]) == []
     assert advice.warnings([row("server", "server", None)]) == []

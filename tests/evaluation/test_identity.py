@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from entropykv_vllm.evaluation import generation, identity, quality
+from entropykv_vllm.evaluation import calibrate, generation, identity, quality
 from entropykv_vllm.evaluation.calibration import check, scan
 from entropykv_vllm.evaluation.calibration.run import Texts, _spec
 from entropykv_vllm.evaluation.needle import command
@@ -74,7 +74,7 @@ def test_results_have_a_folder_of_their_own(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = []
     for model in (make("a"), make("b", bytes(10))):
-        args = SimpleNamespace(model=model, tokens=2048, text=None, texts=1, out=None)
+        args = calibrate.parser().parse_args(["--texts", "1", model])
         check.check(args, "calibrate")
         folders.append(args.out)
     assert len(set(folders)) == 2

@@ -27,6 +27,7 @@ def check(args: argparse.Namespace, command: str) -> None:
     Raises:
         UsageError: one sentence that says what is wrong.
     """
+    args.model = args.named or args.model
     engines.check_length(args.model, args.tokens, AFTER, "the question")
     args.text = texts.describe(args.text)
     if args.tokens < SHORTEST:

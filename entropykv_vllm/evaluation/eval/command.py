@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"lengths of the context; with --question before, the question included {_SO}",
     )
     add("--depths", type=options.depths, default="0,1", help="where facts lie (0,1: all over)")
-    add("--prompts", type=COUNT, default=48, help="prompts a cell")
+    add("--prompts", "--texts", type=COUNT, default=48, help="prompts a cell")
     options.add_text(p)
     add(
         "--policies",

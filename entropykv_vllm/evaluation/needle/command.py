@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--presets", default="", help="presets to measure too, in a bfloat16 cache")
     p.add_argument("--tokens", type=LENGTH, default=2048, help="prompt length")
-    p.add_argument("--prompts", type=COUNT, default=48, help="prompts a cell")
+    p.add_argument("--prompts", "--texts", type=COUNT, default=48, help="prompts a cell")
     p.add_argument(
         "--depths", type=options.depths, default="0,1", help="where needles lie (0,1: all over)"
     )

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_text(p)
     p.add_argument("--tokens", type=LENGTH, default=2048, help="context length (default: 2048)")
-    p.add_argument("--texts", type=COUNT, default=24, help="default: %(default)s")
+    p.add_argument("--texts", "--prompts", type=COUNT, default=24, help="how many")
     p.add_argument(
         "--windows",
         type=options.words(Whole(check.LEAST_WINDOW)),
