@@ -11,12 +11,13 @@ from entropykv_vllm.config.presets import PRESETS
 from entropykv_vllm.config.settings import POLICIES, EvictionConfig, load, parse
 from entropykv_vllm.help_text import Help
 from entropykv_vllm.json_file import add_json
-from entropykv_vllm.option_values import COUNT, LENGTH, Whole
+from entropykv_vllm.option_values import Whole
 from entropykv_vllm.plan.cards import CARDS, Serving
 from entropykv_vllm.plan.sizes import parse_bytes, parse_tokens
 from entropykv_vllm.plan.weights import BYTES
 
-WIDTH = Whole(most=10**7)
+#: What is too small is refused later, with a word on what to do.
+NUMBER = Whole(-(10**7), 10**7)
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 #: The numbers of a model that can be given, and how its config.json calls them.
@@ -132,11 +133,11 @@ def add_server(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--max-num-batched-tokens",
-        type=LENGTH,
+        type=NUMBER,
         metavar="N",
         help=f"tokens of a step ({usual.step_tokens})",
     )
-    add("--max-num-seqs", type=COUNT, metavar="N", help=f"requests of a step ({usual.requests})")
+    add("--max-num-seqs", type=NUMBER, metavar="N", help=f"requests of a step ({usual.requests})")
     add(
         "--kv-cache-memory-bytes",
         metavar="SIZE",
@@ -158,7 +159,7 @@ def add_numbers(group: argparse._ArgumentGroup) -> None:
         "positions": "tokens that the model reads at most",
     }
     for name, text in about.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=WIDTH, metavar="N", help=text)
+        group.add_argument(f"--{name.replace('_', '-')}", type=NUMBER, metavar="N", help=text)
     group.add_argument(
         "--tied", action="store_true", help="one table for the vocabulary, in and out"
     )
