@@ -22,6 +22,12 @@ BESIDE = {
 }
 #: Options that take any text, or the path of what is yet to be made.
 ANY_TEXT = {"--out", "--data", "--json", "--serve", "--tokenizer", "--kv-cache-dtype", "--model"}
+CONFIG = {
+    "max_position_embeddings": 8192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 256,
+}
 WRONG = ("nan", "-1", "9" * 40, "many")
 
 
@@ -45,7 +51,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A model of which there is no more than its configuration; nothing can be measured on it."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 8192}))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.setattr(fetch, "fetch_model", lambda *_, **__: folder)
     monkeypatch.chdir(tmp_path)
     return folder
@@ -112,9 +118,15 @@ def test_what_is_no_model_is_refused(
     (tmp_path / "empty").mkdir()
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "config.json").write_text('{"max_position')
-    for folder in ("none", "empty", "torn"):
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "config.json").write_text("[]")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"n_layer": 2}')
+    for folder in ("none", "empty", "torn", "list", "other"):
         words = ["--synthetic", "requests=2"] if name == "simulate" else []
-        assert folder in refusal(capsys, name, *words, "--model", folder)
+        said = refusal(capsys, name, *words, "--model", folder)
+        # These two are told what they miss, and take it as an option.
+        assert ("--layers" if folder == "other" and name in BESIDE else folder) in said
         if name in ("calibrate", "tune"):
             assert folder in refusal(capsys, name, folder)
 

@@ -111,6 +111,7 @@ def measure(
     """Scan the layers, then try tiers; return the model, the text, and what both found."""
     from entropykv_vllm.evaluation.offline.model import Model
 
+    engines.load_tokenizer(args.model)  # which says what is wrong in a sentence
     net = Model(engines.model_folder(args.model))
     book = check.sentences(args, net.tokenizer)
     with bar(2 * args.texts, "text") as shown:

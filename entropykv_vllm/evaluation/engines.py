@@ -10,6 +10,7 @@ from typing import Any
 
 from entropykv_vllm.config.settings import EvictionConfig, load
 from entropykv_vllm.errors import UsageError
+from entropykv_vllm.evaluation import pool
 
 PAGE = 32
 WINDOW = 256
@@ -35,6 +36,21 @@ def max_positions(model: str) -> int:
     return int(config["max_position_embeddings"])
 
 
+def load_tokenizer(model: str) -> Any:
+    """Return the tokenizer of a model.
+
+    Raises:
+        UsageError: one sentence that says why there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model_folder(model))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(f"'{model}' is not a folder with a tokenizer: {reason}") from None
+
+
 def check_length(model: str, tokens: int, more: int, what: str) -> None:
     """Refuse what is no model, and prompts that are too long for it with what follows them.
 
@@ -43,12 +59,13 @@ def check_length(model: str, tokens: int, more: int, what: str) -> None:
     """
     try:
         longest = max_positions(model)
+        pool.shape(model_folder(model))
     except KeyError as error:
         raise UsageError(
             f"the config.json of '{model}' has no {error.args[0]}: models with other names for it, "
             "such as GPT-2, or for text as a part of theirs, are not evaluated"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, ZeroDivisionError) as error:
         raise UsageError(f"'{model}' is not a folder of a language model: {error!r}") from None
     if tokens + more > longest:
         raise UsageError(f"{tokens} tokens are too many: this model reads {longest} with {what}")

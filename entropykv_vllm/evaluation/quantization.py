@@ -84,6 +84,7 @@ def head_size(model: Any) -> int:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Compare all variants on all texts; each text is read once."""
+    engines.load_tokenizer(args.model)  # which says what is wrong in a sentence
     tokenizer, model = load(engines.model_folder(args.model))
     found: list[list[dict[str, list[float]]]] = [[] for _ in VARIANTS]
     book, first = corpus.encode(tokenizer), passages.opening(tokenizer)

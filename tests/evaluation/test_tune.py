@@ -107,6 +107,7 @@ def raced(monkeypatch, tmp_path, rights):
     monkeypatch.setattr(search, "cells", lambda order, windows: cells)
     monkeypatch.setattr(race.check, "sentences", lambda args, tokenizer: [])
     monkeypatch.setattr(race.engines, "model_folder", lambda model: model)
+    monkeypatch.setattr(race.engines, "load_tokenizer", lambda model: None)
     monkeypatch.setattr("entropykv_vllm.evaluation.offline.model.Model", lambda folder: NET)
     args = SimpleNamespace(
         model="m", texts=8, tokens=2048, seed=0, out=tmp_path, profile=None, windows=[256]

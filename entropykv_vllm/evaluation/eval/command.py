@@ -76,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 EPILOG = """\
+Settings are named by policy, keep ratio and bits: entropykv-0.5-8.
+
   entropykv eval --tokens 1024 --prompts 8 --policies entropykv --keeps 0.5 --bits 4   a first look
   entropykv eval --model ~/models/mine --text manual.txt --presets balanced,long-context
   entropykv eval --backend http://127.0.0.1:8000/v1
@@ -95,22 +97,12 @@ def write(results: list[dict[str, Any]], out: Path, json_file: Path | None) -> N
         print(f"entropykv eval: warning: {sentence}", file=sys.stderr)
 
 
-def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(engines.model_folder(folder))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"'{folder}' is not a folder with a tokenizer: {reason}") from None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     try:
         check.check(args)
-        tokenizer = _tokenizer(args.tokenizer)
+        tokenizer = engines.load_tokenizer(args.tokenizer)
         check.check_text(args, tokenizer)
         wanted = run.groups(args)
         results = run.run(args, tokenizer, wanted)

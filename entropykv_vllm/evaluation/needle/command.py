@@ -69,8 +69,6 @@ def parser() -> argparse.ArgumentParser:
 
 def check(args: argparse.Namespace) -> None:
     """Refuse a window that the question does not fit into, and prompts too long for the model."""
-    from transformers import AutoTokenizer
-
     chosen(args.presets)
     engines.check_length(args.model, args.tokens, ANSWER_TOKENS, "the answer")
     options.check_settings(
@@ -78,9 +76,7 @@ def check(args: argparse.Namespace) -> None:
         for policy in args.policies
         for keep in args.keeps
     )
-    ids = AutoTokenizer.from_pretrained(engines.model_folder(args.model)).encode(
-        QUESTION, add_special_tokens=False
-    )
+    ids = engines.load_tokenizer(args.model).encode(QUESTION, add_special_tokens=False)
     needed, window = len(ids) + ANSWER_TOKENS, args.config.get("window", engines.WINDOW)
     if window < needed:
         raise UsageError(f"the window of {window} tokens must cover the question: {needed} or more")

@@ -72,6 +72,8 @@ def missing(found: chapters.Found, folder: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     args = parser().parse_args(argv)
+    if not args.chapters:
+        raise UsageError(f"--chapters is empty: choose of {', '.join(chapters.CHAPTERS)}")
     for name in args.chapters:
         if name not in chapters.CHAPTERS:
             raise UsageError(f"'{name}' is not a chapter: choose of {', '.join(chapters.CHAPTERS)}")

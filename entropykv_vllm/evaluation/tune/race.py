@@ -69,6 +69,7 @@ def race(args: argparse.Namespace) -> tuple[Any, list[Standing]]:
     """
     from entropykv_vllm.evaluation.offline.model import Model
 
+    engines.load_tokenizer(args.model)  # which says what is wrong in a sentence
     net = Model(engines.model_folder(args.model))
     book = check.sentences(args, net.tokenizer)
     before = 0 if args.profile else SCANNED
