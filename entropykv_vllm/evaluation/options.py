@@ -113,14 +113,16 @@ def check_settings(cells: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         raise UsageError(str(error)) from None
 
 
-def add_out(p: ArgumentParser, default: str | Path, option: str = "--out") -> None:
+def add_out(p: ArgumentParser, default: str | Path, *more: str) -> None:
     """Add the option of the folder of the results.
 
-    A default with MODEL in it depends on the model: the command works it out.
+    A default with MODEL in it depends on the model: the command works it out. `more` are other
+    names of the option.
     """
     known = None if "MODEL" in str(default) else Path(default)
     p.add_argument(
-        option,
+        "--out",
+        *more,
         type=new_folder,
         default=known,
         metavar="FOLDER",

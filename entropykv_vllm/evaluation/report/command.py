@@ -80,15 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     tables: dict[str, str] = {}
     for name in args.chapters:
         chapter = chapters.CHAPTERS[name]
-        found = [(s, measured(s, args.data, args.stored)) for s in chapter.sections(args.data)]
+        found = [(s, measured(s, args.out, args.stored)) for s in chapter.sections(args.out)]
         if all(results for _, results in found):
-            new = chapter.tables(found, args.data)
+            new = chapter.tables(found, args.out)
             for title, text in new.items():
                 if not takes_stdout(args.json):
                     print(f"\n{title}\n\n{text}", flush=True)
             tables |= new
         else:
-            print(f"\n{name} is left out: {missing(found, args.data)}", file=sys.stderr)
+            print(f"\n{name} is left out: {missing(found, args.out)}", file=sys.stderr)
     if args.page and (unknown := page.fill(args.page, tables)):
         print(f"\n{args.page} has no place for: {', '.join(unknown)}", file=sys.stderr)
     if args.json is not None:
