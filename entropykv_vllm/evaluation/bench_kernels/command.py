@@ -78,7 +78,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seconds", type=Real(), default=2.0, help="for a case")
     p.add_argument("--rounds", type=COUNT, default=5, help="at least, for a case")
     add_sizes(p)
-    options.add_out(p, "results/kernels")
+    p.add_argument(
+        "--out",
+        type=options.new_folder,
+        default=Path("results/kernels"),
+        metavar="FOLDER",
+        help="folder of the results",
+    )
     add_json(p)
     return p
 
