@@ -41,21 +41,22 @@ class Batch:
             yield replace(self, src=src, dst=dst, sinks=sinks)
 
 
-def carry_out(cache: Tensor, batch: Batch, settings: EvictionConfig, mass: Tensor | None) -> None:
+def carry_out(cache: Tensor, batch: Batch, settings: EvictionConfig, side: Tensor | None) -> None:
     """Carry out moves on one layer's pages.
 
     Args:
         cache: the layer's, written in place, as in `kernels.reference`.
         batch: the moves.
         settings: the policy and the selection.
-        mass: float32 ``[pages, heads, slots]``, if the policy reads attention; written in place.
+        side: float32 ``[pages, heads, slots]``, written in place: the attention masses if the
+            policy reads them, else any numbers that are to travel with their tokens.
     """
     if settings.policy in native.SCORES:
-        move(cache, batch, settings)
+        move(cache, batch, settings, side=side)
         return
     # A move may read what the one before it wrote, so its scores can be made only then.
     for one in batch.singly():
-        move(cache, one, settings, _scores(settings.policy, cache, one, mass), mass)
+        move(cache, one, settings, _scores(settings.policy, cache, one, side), side)
 
 
 def move(
@@ -68,11 +69,11 @@ def move(
     """As `carry_out`, by scores ``[moves, heads, tokens]`` or else the kernels' own.
 
     Args:
-        cache: as there, and so are the next two.
+        cache: as there, and so are `batch` and `settings`.
         batch: the moves.
         settings: the policy and the selection.
         scores: float32 ``[moves, heads, tokens]``, made before the first of the moves.
-        side: float32 ``[pages, heads, slots]``, numbers that travel with their tokens.
+        side: as there.
     """
     pages = batch.src, batch.dst, batch.sinks
     given = None if scores is None else scores.contiguous()

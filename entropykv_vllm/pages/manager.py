@@ -50,10 +50,14 @@ class Progress:
 
 @dataclass
 class TierCounts:
-    """What a tier did since the last call of `take_counts`; `hot` and `cold` are held now."""
+    """What a tier did since the last call of `take_counts`.
+
+    `hot` and `cold` are held now, and `holes` are the table entries that have no page any more.
+    """
 
     hot: int = 0
     cold: int = 0
+    holes: int = 0
     freed: int = 0
     tokens_evicted: int = 0
     collapses: int = 0
@@ -214,8 +218,10 @@ class TierManager(SingleTypeKVCacheManager):
         counts, self.counts = self.counts, TierCounts()
         for request_id, blocks in self.req_to_blocks.items():
             at, plan = self.progress_of(request_id), self.plan_of(request_id)
-            counts.cold += cold_count(plan, at)
-            counts.hot += len(blocks) - hot_start(plan, at) // plan.page
+            old, cold = hot_start(plan, at) // plan.page, cold_count(plan, at)
+            counts.cold += cold
+            counts.hot += len(blocks) - old
+            counts.holes += old - cold
         return counts
 
     # -- allocation ----------------------------------------------------------------------------

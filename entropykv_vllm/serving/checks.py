@@ -25,6 +25,7 @@ from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.spec import Origin, TierSpec
 from entropykv_vllm.plan.capacity import capacity
 from entropykv_vllm.plan.tiers import Tier, make_tiers
+from entropykv_vllm.serving import positions
 from entropykv_vllm.serving.origin import origin_of
 from entropykv_vllm.serving.settings import settings_of
 from entropykv_vllm.version import SUPPORTED_VLLM, fits
@@ -104,6 +105,10 @@ def _refusals(config: VllmConfig) -> list[tuple[bool, str]]:
             "the same prefix look at it differently: set that, choose an attention-free policy",
         ),
         (
+            settings_of(config).policy in OBSERVED and positions.wanted(config),
+            "shows no text with scores that read attention: leave out --kv-eviction-ui-text",
+        ),
+        (
             current_platform.is_cpu() and config.use_v2_model_runner,
             "cannot run vLLM's V2 model runner on CPUs: set VLLM_USE_V2_MODEL_RUNNER=0",
         ),
@@ -143,6 +148,10 @@ def _gpu_refusals(config: VllmConfig) -> list[tuple[bool, str]]:
         (
             policy in OBSERVED,
             f"has the policy {policy}, which reads attention, on CPUs only: choose another",
+        ),
+        (
+            positions.wanted(config),
+            "follows the tokens of a text on CPUs only: leave out --kv-eviction-ui-text",
         ),
     ]
 

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--kv-eviction` and `--kv-eviction-config` in vLLM's command line.
+"""`--kv-eviction` and the flags beside it in vLLM's command line.
 
 The one place where vLLM is patched: its engine arguments are a dataclass without an extension
 point. The flags set four of them: `additional_config`, `worker_cls`, `scheduler_cls`, `block_size`.
+They also let the live page in, which vLLM would only do if VLLM_PLUGINS named it.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+from vllm import envs, plugins
 from vllm.engine.arg_utils import EngineArgs
 
 from entropykv_vllm.config.settings import (
@@ -25,7 +28,11 @@ from entropykv_vllm.config.settings import (
     load,
     preset_names,
 )
+from entropykv_vllm.serving.positions import TEXT_KEY
 from entropykv_vllm.serving.settings import engine_settings
+
+#: Of this package, in each group of vLLM's plugins.
+ENTRY_POINT = "entropykv"
 
 _MARK = "_entropykv_flags"
 
@@ -37,6 +44,7 @@ def install() -> None:
     setattr(EngineArgs, _MARK, True)
     EngineArgs.add_cli_args = staticmethod(_adding_flags(EngineArgs.add_cli_args))
     EngineArgs.from_cli_args = classmethod(_applying_flags(EngineArgs.from_cli_args.__func__))
+    plugins.load_endpoint_plugins = _letting_the_page_in(plugins.load_endpoint_plugins)
 
 
 def _adding_flags(add_cli_args: Callable) -> Callable:
@@ -53,6 +61,17 @@ def _adding_flags(add_cli_args: Callable) -> Callable:
             help="The policy that decides which tokens stay in the KV cache.",
         )
         group.add_argument("--kv-eviction-config", default=None, help=_config_help())
+        group.add_argument(
+            "--kv-eviction-ui",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="With eviction: the live page /entropykv on the same server.",
+        )
+        group.add_argument(
+            "--kv-eviction-ui-text",
+            action="store_true",
+            help="Let the live page show the text of prompts and answers, to all who can open it.",
+        )
         return parser
 
     return wrapper
@@ -82,8 +101,10 @@ def _applying_flags(from_cli_args: Callable) -> Callable:
     def wrapper(cls, args: argparse.Namespace):
         policy = getattr(args, "kv_eviction", "none")
         if policy == "none":
-            if getattr(args, "kv_eviction_config", None) is not None:
-                _stop("--kv-eviction-config needs --kv-eviction POLICY beside it")
+            for flag in ("config", "ui_text"):
+                if getattr(args, f"kv_eviction_{flag}", None):
+                    name = f"--kv-eviction-{flag.replace('_', '-')}"
+                    _stop(f"{name} needs --kv-eviction POLICY beside it")
             return from_cli_args(cls, args)
         for name, value in _settings(policy, args).items():
             setattr(args, name, value)
@@ -121,6 +142,10 @@ def _settings(policy: str, args: argparse.Namespace) -> dict[str, Any]:
         **(getattr(args, "additional_config", None) or {}),
         CONFIG_KEY: settings["additional_config"][CONFIG_KEY],
     }
+    if getattr(args, "kv_eviction_ui_text", False):
+        if not args.kv_eviction_ui:
+            _stop("--kv-eviction-ui-text shows text on the page that --no-kv-eviction-ui turns off")
+        settings["additional_config"][TEXT_KEY] = True
     if getattr(args, "enable_prefix_caching", None) is not None:
         settings.pop("enable_prefix_caching", None)  # `checks` says what is wrong with it
     if getattr(args, "block_size", None) is not None:
@@ -145,6 +170,27 @@ def _checked(create_engine_config: Callable) -> Callable:
         except checks.UnsupportedError as error:
             _stop(str(error))
         return config
+
+    return wrapper
+
+
+def _letting_the_page_in(load_endpoint_plugins: Callable) -> Callable:
+    """vLLM's, which opens no route of a plugin that VLLM_PLUGINS does not name.
+
+    Whoever starts a server with --kv-eviction has asked for ours, so where the variable is not set
+    it names ours while the plugins are looked up: others stay shut. The page itself looks whether
+    it is turned off.
+    """
+
+    @functools.wraps(load_endpoint_plugins)
+    def wrapper(*args, **kwargs):
+        if envs.VLLM_PLUGINS is not None:
+            return load_endpoint_plugins(*args, **kwargs)
+        os.environ["VLLM_PLUGINS"] = ENTRY_POINT
+        try:
+            return load_endpoint_plugins(*args, **kwargs)
+        finally:
+            del os.environ["VLLM_PLUGINS"]
 
     return wrapper
 

@@ -15,6 +15,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
 from entropykv_vllm.config.settings import CONFIG_KEY
+from entropykv_vllm.page.history import HISTORY
 from entropykv_vllm.pages.manager import TierCounts
 
 logger = init_logger("vllm.entropykv")
@@ -92,7 +93,10 @@ class EvictionStatLogger(StatLoggerBase):
         # Not made in __init__: vLLM's own logger, made later, drops all metrics named vllm:*.
         self.metrics = self.metrics or _metrics()
         gauges, counters = self.metrics
-        for name, counts in unpack(scheduler_stats).items():
+        tiers = unpack(scheduler_stats)
+        preempted = iteration_stats.num_preempted_reqs if iteration_stats is not None else 0
+        HISTORY.add(engine_idx, scheduler_stats, tiers, preempted)
+        for name, counts in tiers.items():
             self.held[name] = counts
             self.freed += counts["freed"]
             for field, gauge in gauges.items():

@@ -7,7 +7,7 @@ V1), which keep the pages of requests in different places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -25,6 +25,9 @@ class Tables(Protocol):
             group: number of the page group.
             entries: the new pages, by their places in the row.
         """
+
+    def row(self, request_id: str, group: int) -> Sequence[int] | None:
+        """The pages of a request in a page group, 0 for holes; None of an unknown request."""
 
 
 def tables_of(runner: Any) -> Tables:
@@ -60,6 +63,10 @@ class TablesV1:
             table = self.runner.input_batch.block_table[group].block_table.np
             table[row, list(entries)] = list(entries.values())
 
+    def row(self, request_id: str, group: int) -> Sequence[int] | None:
+        request = self.runner.requests.get(request_id)
+        return None if request is None else request.block_ids[group]
+
 
 class TablesV2:
     """Rows on the device, which staged writes reach before the step."""
@@ -74,6 +81,14 @@ class TablesV2:
         table = self.runner.block_tables.block_tables[group]
         for first, pages in _stretches(entries):
             table.stage_write(row, first, pages)
+
+    def row(self, request_id: str, group: int) -> Sequence[int] | None:
+        row = self.runner.req_states.req_id_to_index.get(request_id)
+        if row is None:
+            return None
+        tables = self.runner.block_tables
+        length = int(tables.num_blocks.np[group, row])
+        return tables.block_tables[group].gpu[row, :length].tolist()
 
 
 def _stretches(entries: Entries) -> Iterator[tuple[int, list[int]]]:

@@ -27,12 +27,13 @@ from entropykv_vllm.pages.moves import PageMove, rewritten_rows
 from entropykv_vllm.pages.spec import TierSpec, tier_spec
 from entropykv_vllm.pages.waves import apart, waves
 from entropykv_vllm.plan.schedule import TierPlan
-from entropykv_vllm.serving import checks, clearing, seeded
+from entropykv_vllm.serving import checks, clearing, positions, seeded
 from entropykv_vllm.serving.checksums import Checksums
 from entropykv_vllm.serving.origin import origin_of
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.settings import settings_of
 from entropykv_vllm.serving.tables import TablesV1, tables_of
+from entropykv_vllm.serving.view import GroupView, View
 
 logger = init_logger("vllm.entropykv")
 
@@ -42,11 +43,15 @@ Specs = dict[str, KVCacheSpec]
 
 @dataclass(frozen=True)
 class TierLayers:
-    """The caches of the layers of a page group, their masses if a score reads those, their plan."""
+    """The caches of the layers of a page group, and their plan.
+
+    `side` has a number for each slot that travels with its token: attention masses if the score
+    reads them, or positions if the live page shows text.
+    """
 
     plan: TierPlan
     caches: list[torch.Tensor]
-    masses: list[torch.Tensor | None]
+    side: list[torch.Tensor | None]
 
 
 class EvictionWorkerMixin:
@@ -95,6 +100,7 @@ class EvictionWorkerMixin:
         }
         self._tables = tables_of(self.model_runner)
         self._checksums = self._new_checksums() if self.eviction.debug else None
+        self._view = View(self._group_views(kv_cache_config), self._tables.row)
         self._report_kernels()
 
     def _new_checksums(self) -> Checksums | None:
@@ -106,20 +112,49 @@ class EvictionWorkerMixin:
         return Checksums(self.model_runner, caches)
 
     def _tier(self, layers: list, plan: TierPlan) -> TierLayers:
-        reads = self.eviction.policy in OBSERVED
-        tables = [masses.give(layer, plan) if reads else None for layer in layers]
-        return TierLayers(plan, [layer.kv_cache for layer in layers], tables)
+        caches = [layer.kv_cache for layer in layers]
+        side: list[torch.Tensor | None] = [None] * len(layers)
+        if self.eviction.policy in OBSERVED:
+            side = [masses.give(layer, plan) for layer in layers]
+        elif positions.wanted(self.vllm_config):
+            side = [positions.table(cache, plan) for cache in caches]
+        return TierLayers(plan, caches, side)
+
+    def _group_views(self, kv_cache_config: KVCacheConfig) -> dict[int, GroupView]:
+        kept = positions.wanted(self.vllm_config)
+        return {
+            number: GroupView(
+                tier.plan,
+                [
+                    extract_layer_index(n)
+                    for n in kv_cache_config.kv_cache_groups[number].layer_names
+                ],
+                tier.caches[0].shape[1] if tier.caches else 0,
+                [table for table in tier.side if kept and table is not None],
+            )
+            for number, tier in self._tier_layers.items()
+        }
+
+    def entropykv_tiers(self) -> list[dict]:
+        """For the live page: `View.tiers`."""
+        return self._view.tiers()
+
+    def entropykv_look(self, chosen: dict[str, list[int]]) -> dict:
+        """For the live page: `View.look`."""
+        return self._view.look(chosen)
 
     def _report_kernels(self) -> None:
         caches = [cache for tier in self._tier_layers.values() for cache in tier.caches]
         logger.info("EntropyKV kernels: %s%s", self._kernels(), _huge_pages(caches))
-        tables = [m for tier in self._tier_layers.values() for m in tier.masses if m is not None]
+        tables = [m for tier in self._tier_layers.values() for m in tier.side if m is not None]
         if tables:
+            observed = self.eviction.policy in OBSERVED
             logger.info(
-                "EntropyKV keeps %.1f MB of attention masses beside %.1f MB of pages, for %s",
+                "EntropyKV keeps %.1f MB of %s beside %.1f MB of pages, for %s",
                 sum(table.nbytes for table in tables) / 1e6,
+                "attention masses" if observed else "positions",
                 sum(cache.nbytes for cache in caches) / 1e6,
-                self.eviction.policy,
+                self.eviction.policy if observed else "the live page's text",
             )
 
     def _kernels(self) -> str:
@@ -134,7 +169,7 @@ class EvictionWorkerMixin:
             self._warming_up = False
 
     def _after_moves(self, execute_model: Callable, scheduler_output: SchedulerOutput, *args, **kw):
-        """Carry out the step's moves, then run the step.
+        """Carry out the step's moves, run the step, and note how far requests are.
 
         The V2 runner comes here with steps of its own too: to profile, and for ranks that idle.
         """
@@ -144,8 +179,10 @@ class EvictionWorkerMixin:
         moves = self._moves_of(scheduler_output)
         self._carry_out(moves, new)
         result = execute_model(scheduler_output, *args, **kw)
-        if self._checksums is not None and not self._warming_up:
-            self._checksums.check(scheduler_output, moves)
+        if not self._warming_up:
+            self._view.note(scheduler_output)
+            if self._checksums is not None:
+                self._checksums.check(scheduler_output, moves)
         return result
 
     def _moves_of(self, scheduler_output: SchedulerOutput) -> list[PageMove]:
@@ -172,8 +209,8 @@ class EvictionWorkerMixin:
         """Carry out moves of one shape, in their order."""
         tier = self._tier_layers[moves[0].group]
         batch = _batch(moves, tier.plan.bits)
-        for cache, mass in zip(tier.caches, tier.masses, strict=True):
-            carry_out(cache, batch, self.eviction, mass)
+        for cache, side in zip(tier.caches, tier.side, strict=True):
+            carry_out(cache, batch, self.eviction, side)
 
     def _rewrite_rows(self, moves: list[PageMove], new: set[str]) -> None:
         """Put the survivors' pages and the holes into the runner's copies of the table rows.

@@ -307,6 +307,7 @@ def test_what_is_not_held_was_counted_as_evicted(plans, length, budget):
         assert at >= boundary(plan, done - 1)
         assert counts.tokens_evicted == done - held_tokens(plan, at, done)
         assert counts.freed == -(-done // plan.page) - held_pages(plan, at, done)
+        assert counts.holes == counts.freed
 
 
 @pytest.mark.parametrize("name", TIERS)
