@@ -106,17 +106,22 @@ class Hub:
             await asyncio.sleep(PERIOD)
 
     async def _ask(self) -> None:
-        if not self.tiers:
-            self.tiers = merge.tiers(await self.engine.collective_rpc("entropykv_tiers"))
         chosen = {viewer.chosen for viewer in self.viewers if viewer.chosen is not None}
         self.stories = {name: self.stories.get(name, Story()) for name in chosen}
         known = {name: story.known for name, story in self.stories.items()}
-        answers = await self.engine.collective_rpc("entropykv_look", args=(known,))
+        # Together, since each waits for the end of a step.
+        _, answers = await asyncio.gather(
+            self._ask_tiers(), self.engine.collective_rpc("entropykv_look", args=(known,))
+        )
         self.requests, self.total = answers[0]["requests"], answers[0]["total"]
         for name, story in self.stories.items():
             self._hear(story, merge.told(answers, name))
             if self.text and not story.ended:
                 await self._read(name, story)
+
+    async def _ask_tiers(self) -> None:
+        if not self.tiers:
+            self.tiers = merge.tiers(await self.engine.collective_rpc("entropykv_tiers"))
 
     @staticmethod
     def _hear(story: Story, told: merge.Told | None) -> None:

@@ -20,6 +20,7 @@ from entropykv_vllm.page.hub import Hub, Message
 PATH = "/entropykv"
 FILES = {
     "": ("page.html", "text/html"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
     "/map.js": ("map.js", "text/javascript"),

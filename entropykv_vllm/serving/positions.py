@@ -24,10 +24,23 @@ def wanted(vllm_config) -> bool:
     return bool((vllm_config.additional_config or {}).get(TEXT_KEY))
 
 
-def table(cache: Tensor, plan: TierPlan) -> Tensor:
-    """An empty table of a layer: float32 ``[pages, heads, slots]``, exact up to 2**24 tokens."""
-    pages, heads = cache.shape[:2]
-    return torch.zeros(pages, heads, max(plan.page, plan.cold))
+class Tables:
+    """Of all layers of a worker: float32 ``[pages, heads, slots]``, exact up to 2**24 tokens.
+
+    Layers of several groups may lie in the same memory, whose pages each belong to one group at a
+    time, so they share a table too.
+    """
+
+    def __init__(self, plans: Iterable[TierPlan]) -> None:
+        self.slots = max((max(plan.page, plan.cold) for plan in plans), default=0)
+        self._tables: dict[int, Tensor] = {}
+
+    def of(self, cache: Tensor) -> Tensor:
+        """The table beside a layer's pages."""
+        if cache.data_ptr() not in self._tables:
+            empty = torch.zeros(*cache.shape[:2], self.slots)
+            self._tables[cache.data_ptr()] = empty
+        return self._tables[cache.data_ptr()]
 
 
 def fill(tables: Iterable[Tensor], plan: TierPlan, pages: Sequence[int], first: int) -> None:

@@ -93,11 +93,13 @@ class EvictionWorkerMixin:
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize_from_config(kv_cache_config)
         layers = self.vllm_config.compilation_config.static_forward_context
-        self._tier_layers = {
-            i: self._tier([layers[name] for name in group.layer_names], group.kv_cache_spec.plan)
+        groups = {
+            i: ([layers[name] for name in group.layer_names], group.kv_cache_spec.plan)
             for i, group in enumerate(kv_cache_config.kv_cache_groups)
             if isinstance(group.kv_cache_spec, TierSpec)
         }
+        numbers = positions.Tables(plan for _, plan in groups.values())
+        self._tier_layers = {i: self._tier(*group, numbers) for i, group in groups.items()}
         self._tables = tables_of(self.model_runner)
         self._checksums = self._new_checksums() if self.eviction.debug else None
         self._view = View(self._group_views(kv_cache_config), self._tables.row)
@@ -111,13 +113,13 @@ class EvictionWorkerMixin:
         caches = {group: tier.caches for group, tier in self._tier_layers.items()}
         return Checksums(self.model_runner, caches)
 
-    def _tier(self, layers: list, plan: TierPlan) -> TierLayers:
+    def _tier(self, layers: list, plan: TierPlan, numbers: positions.Tables) -> TierLayers:
         caches = [layer.kv_cache for layer in layers]
         side: list[torch.Tensor | None] = [None] * len(layers)
         if self.eviction.policy in OBSERVED:
             side = [masses.give(layer, plan) for layer in layers]
         elif positions.wanted(self.vllm_config):
-            side = [positions.table(cache, plan) for cache in caches]
+            side = [numbers.of(cache) for cache in caches]
         return TierLayers(plan, caches, side)
 
     def _group_views(self, kv_cache_config: KVCacheConfig) -> dict[int, GroupView]:
@@ -151,9 +153,9 @@ class EvictionWorkerMixin:
             observed = self.eviction.policy in OBSERVED
             logger.info(
                 "EntropyKV keeps %.1f MB of %s beside %.1f MB of pages, for %s",
-                sum(table.nbytes for table in tables) / 1e6,
+                _size(tables) / 1e6,
                 "attention masses" if observed else "positions",
-                sum(cache.nbytes for cache in caches) / 1e6,
+                _size(caches) / 1e6,
                 self.eviction.policy if observed else "the live page's text",
             )
 
@@ -310,6 +312,11 @@ def _huge_pages(caches: list[torch.Tensor]) -> str:
         return ""
     given = [hugepages.advise(cache) for cache in storages.values()]
     return f"; huge pages for the KV cache: {'yes' if all(given) else 'no, the system gave none'}"
+
+
+def _size(tensors: list[torch.Tensor]) -> int:
+    """Bytes of tensors, of which some may lie in the same memory."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def _shape(move: PageMove) -> tuple[int, str, int, int]:

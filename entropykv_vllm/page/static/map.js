@@ -2,7 +2,8 @@
 // The map: a band of rows for each tier's layers, time from left to right, pages as heights.
 
 export const SECONDS = 600;
-const LEFT = 92, RIGHT = 8, GAP = 10, FOOT = 22;
+const SPANS = [120, 300, SECONDS];
+const LEFT = 98, RIGHT = 8, GAP = 10, FOOT = 22;
 
 export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -65,13 +66,18 @@ function bands(tiers) {
   });
 }
 
+/** The seconds that the map shows: no more than there is something to say about. */
+function span(samples, now) {
+  const age = samples.length ? now - samples[0].second : 0;
+  return SPANS.find((seconds) => age < seconds) || SECONDS;
+}
+
 /** The samples as columns: what was so in each of the last seconds, the last known if none came. */
-function columns(samples, now) {
+function columns(samples, now, seconds) {
   const found = new Map(samples.map((sample) => [sample.second, sample]));
   const line = [];
-  let last = samples.find((sample) => sample.second <= now - SECONDS) || null;
-  for (const sample of samples) if (sample.second <= now - SECONDS) last = sample;
-  for (let second = now - SECONDS + 1; second <= now; second++) {
+  let last = samples.findLast((sample) => sample.second <= now - seconds) || null;
+  for (let second = now - seconds + 1; second <= now; second++) {
     last = found.get(second) || last;
     line.push(last);
   }
@@ -92,11 +98,11 @@ export class PageMap {
   draw(tiers, samples, now) {
     this.bands = bands(tiers);
     this.now = now;
-    this.line = columns(samples, now);
+    this.line = columns(samples, now, span(samples, now));
     const last = this.bands.at(-1);
     const { pen, width, height } = prepare(this.canvas, last ? last.top + last.height + FOOT : 60);
     this.width = width;
-    this.step = (width - LEFT - RIGHT) / SECONDS;
+    this.step = (width - LEFT - RIGHT) / this.line.length;
     pen.clearRect(0, 0, width, height);
     const freed = hatch(pen);
     for (const band of this.bands) this.drawBand(pen, band, freed);
@@ -107,12 +113,12 @@ export class PageMap {
 
   drawBand(pen, { tier, top, height }, freed) {
     const counted = this.line.map((sample) => sample?.tiers[tier.name] || null);
-    const most = Math.max(1, ...counted.map((counts) => (counts ? total(counts) : 0)));
+    const most = Math.max(...counted.map((counts) => (counts ? total(counts) : 0)));
     pen.fillStyle = color("panel");
     pen.fillRect(LEFT, top, this.width - LEFT - RIGHT, height);
     const fills = [["hot", color("hot")], ["cold", color(`cold${tier.bits}`)], ["holes", freed]];
     counted.forEach((counts, i) => {
-      if (!counts) return;
+      if (!counts || !most) return;
       let base = top + height;
       for (const [kind, fill] of fills) {
         const tall = (counts[kind] / most) * height;
@@ -131,17 +137,18 @@ export class PageMap {
     pen.fillText(shortened(pen, `${word} ${ranges(tier.layers)}`, LEFT - 8), 0, top + 1);
     pen.fillStyle = color("soft");
     pen.fillText(shortened(pen, tier.name, LEFT - 8), 0, top + 16);
-    if (height > 44) pen.fillText(shortened(pen, `top: ${most} pages`, LEFT - 8), 0, top + 31);
+    if (most) pen.fillText(shortened(pen, `to ${most.toLocaleString()} pages`, LEFT - 8), 0, top + 31);
   }
 
   drawTime(pen, height) {
     pen.fillStyle = color("soft");
     pen.textBaseline = "alphabetic";
-    const marks = this.width < 600 ? [10, 5, 0] : [10, 8, 6, 4, 2, 0];
-    for (const minutes of marks) {
-      const x = LEFT + (SECONDS - minutes * 60) * this.step;
-      pen.textAlign = minutes === 0 ? "right" : minutes === 10 ? "left" : "center";
-      pen.fillText(minutes === 0 ? "now" : `${minutes} min ago`, x, height - 6);
+    const parts = this.width < 600 ? 2 : 4, seconds = this.line.length;
+    for (let part = 0; part <= parts; part++) {
+      const ago = Math.round((seconds * (parts - part)) / parts);
+      const text = ago % 60 ? `${ago} s ago` : `${ago / 60} min ago`;
+      pen.textAlign = part === 0 ? "left" : ago === 0 ? "right" : "center";
+      pen.fillText(ago ? text : "now", LEFT + (seconds - ago) * this.step, height - 6);
     }
     pen.textAlign = "left";
   }
@@ -155,7 +162,7 @@ export class PageMap {
   point(x, y) {
     const column = x === null ? -1 : Math.floor((x - LEFT) / this.step);
     const band = this.bands.find(({ top, height }) => y >= top - GAP / 2 && y < top + height + GAP / 2);
-    this.at = column >= 0 && column < SECONDS && band ? { column, name: band.tier.name } : null;
+    this.at = column >= 0 && column < this.line.length && band ? { column, name: band.tier.name } : null;
     this.redraw?.();
   }
 
@@ -165,7 +172,7 @@ export class PageMap {
       return;
     }
     const counts = this.line[this.at.column]?.tiers[this.at.name];
-    const ago = SECONDS - 1 - this.at.column;
+    const ago = this.line.length - 1 - this.at.column;
     const when = new Date((this.now - ago) * 1000).toLocaleTimeString();
     this.reading.textContent = counts
       ? `${when}, ${this.at.name}: ${counts.hot} hot, ${counts.cold} cold, ${counts.holes} freed of ` +

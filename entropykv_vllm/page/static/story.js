@@ -2,7 +2,7 @@
 // What is kept of one request: a strip for each tier, and its text, or blank cells in its place.
 import { color, prepare, ranges } from "./map.js";
 
-const LEFT = 92, ROW = 22, GAP = 6, PER_PAGE = 4096, MOST_CELLS = 32768;
+const LEFT = 98, ROW = 22, GAP = 6, PER_PAGE = 4096, MOST_CELLS = 32768;
 
 const bytes = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 const byId = (id) => document.getElementById(id);
