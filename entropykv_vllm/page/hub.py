@@ -73,25 +73,25 @@ class Hub:
         self.problem: str | None = None
         self._asking: asyncio.Task[None] | None = None
 
-    @property
-    def full(self) -> bool:
-        """Whether no more viewers are let in."""
-        return len(self.viewers) >= MOST_VIEWERS
+    def enter(self, chosen: str | None) -> Viewer | None:
+        """Let a viewer in, who must leave again; None if there are too many."""
+        if len(self.viewers) >= MOST_VIEWERS:
+            return None
+        self.viewers.add(viewer := Viewer(chosen))
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_while_viewed())
+        return viewer
 
-    async def messages(self, chosen: str | None) -> AsyncGenerator[Message]:
+    def leave(self, viewer: Viewer) -> None:
+        """Take a viewer out; nothing is asked once the last has left."""
+        self.viewers.discard(viewer)
+
+    async def messages(self, viewer: Viewer) -> AsyncGenerator[Message]:
         """What a viewer is told, a message a period, until the server stops or an hour is over."""
-        if self.full:  # others came at the same moment
-            return
-        viewer, end = Viewer(chosen), time.monotonic() + LONGEST
-        self.viewers.add(viewer)
-        try:
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._ask_while_viewed())
-            while time.monotonic() < end and not self.stopping():
-                yield self._message(viewer)
-                await asyncio.sleep(PERIOD)
-        finally:
-            self.viewers.discard(viewer)
+        end = time.monotonic() + LONGEST
+        while time.monotonic() < end and not self.stopping():
+            yield self._message(viewer)
+            await asyncio.sleep(PERIOD)
 
     # -- asking --------------------------------------------------------------------------------
 

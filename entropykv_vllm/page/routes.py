@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from importlib import resources
 from typing import Any
 
@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from entropykv_vllm.page.guard import HEADERS, Guard
-from entropykv_vllm.page.hub import Hub, Message
+from entropykv_vllm.page.hub import Hub, Message, Viewer
 
 PATH = "/entropykv"
 FILES = {
@@ -33,22 +33,23 @@ PATIENCE = 15.0
 
 
 class Stream(StreamingResponse):
-    """Server-sent events to somebody who reads them."""
+    """Server-sent events to a viewer, as long as they are read."""
 
-    def __init__(self, events: AsyncGenerator[str]) -> None:
-        super().__init__(events, headers=HEADERS, media_type="text/event-stream")
-        self.events = events
+    def __init__(self, hub: Hub, viewer: Viewer, about: Message) -> None:
+        self.events = _events(hub, viewer, about)
+        self.leave = lambda: hub.leave(viewer)
+        super().__init__(self.events, headers=HEADERS, media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def in_time(message: Any) -> None:
             await asyncio.wait_for(send(message), PATIENCE)
 
-        try:
-            await super().__call__(scope, receive, in_time)
-        except TimeoutError:
-            return
-        finally:
-            await self.events.aclose()
+        with suppress(TimeoutError):
+            try:
+                await super().__call__(scope, receive, in_time)
+            finally:
+                self.leave()
+                await self.events.aclose()
 
 
 def router(hub: Hub, guard: Guard, about: Message) -> APIRouter:
@@ -63,9 +64,10 @@ def router(hub: Hub, guard: Guard, about: Message) -> APIRouter:
         chosen = request.query_params.get("request") or None
         if chosen is not None and len(chosen) > LONGEST_NAME:
             return _refuse(400, "no request has so long a name")
-        if hub.full:
+        viewer = hub.enter(chosen)
+        if viewer is None:
             return _refuse(503, "too many browsers look at this page: close one")
-        return Stream(_events(hub, chosen, about))
+        return Stream(hub, viewer, about)
 
     routes.add_api_route(f"{PATH}/events", events, methods=["GET"])
     return routes
@@ -84,9 +86,9 @@ def _refuse(status: int, sentence: str) -> Response:
     return JSONResponse({"error": sentence}, status, headers=HEADERS)
 
 
-async def _events(hub: Hub, chosen: str | None, about: Message) -> AsyncGenerator[str]:
+async def _events(hub: Hub, viewer: Viewer, about: Message) -> AsyncGenerator[str]:
     yield _event({"about": about})
-    async with aclosing(hub.messages(chosen)) as messages:
+    async with aclosing(hub.messages(viewer)) as messages:
         async for message in messages:
             yield _event(message)
 

@@ -143,3 +143,32 @@ def test_moves_are_planned_before_anything_is_allocated():
     order.append(source.index("self.coordinator.allocate_new_blocks("))
     order.append(source.index("self.coordinator.cache_blocks("))
     assert order == sorted(order), f"{VERSION} allocates in another order"
+
+
+def test_the_live_page_is_looked_up_where_its_gate_is_held_open():
+    from vllm.plugins.endpoint_plugins import interface
+
+    source = inspect.getsource(interface.attach_endpoint_plugins)
+    assert "from vllm.plugins import load_endpoint_plugins" in source, f"{VERSION} looks elsewhere"
+
+
+def test_the_servers_process_knows_the_tokens_of_its_requests():
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+
+    assert "self.output_processor = " in inspect.getsource(AsyncLLM.__init__)
+    assert "self.request_states" in inspect.getsource(OutputProcessor.__init__)
+    source = inspect.getsource(RequestState.__init__)
+    for name in ("prompt_token_ids", "detokenizer"):
+        assert f"self.{name} = " in source, f"{VERSION} keeps {name} elsewhere"
+    assert isinstance(IncrementalDetokenizer.output_token_ids, property)
+
+
+def test_the_key_of_the_server_can_be_checked_alone():
+    from starlette.datastructures import Headers
+    from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+
+    check = AuthenticationMiddleware(None, ["geheim"]).verify_token
+    assert check(Headers({"authorization": "Bearer geheim"}))
+    assert not check(Headers({"authorization": "Bearer other"}))

@@ -2,15 +2,22 @@
 """The flags in vLLM's command line, and what is refused before a server starts."""
 
 import json
+import os
+import tomllib
+from importlib import import_module, metadata
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from vllm import plugins
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.plugins.endpoint_plugins.interface import EndpointPlugin
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from entropykv_vllm import engine_args
 from entropykv_vllm.config.settings import EvictionConfig, load
 from entropykv_vllm.kernels.scores import OBSERVED
-from entropykv_vllm.serving import checks, flags
+from entropykv_vllm.serving import checks, flags, positions
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -195,6 +202,7 @@ def test_what_is_not_supported_stops_in_words(make, capsys, model, words, senten
             "brings the backend for layers with full attention",
         ),
         (["--kv-eviction", "h2o"], "has the policy h2o, which reads attention, on CPUs only"),
+        (["--kv-eviction-ui-text"], "follows the tokens of a text on CPUs only"),
     ],
 )
 def test_what_gpus_do_not_support_is_refused_there(make, words, sentence):
@@ -304,3 +312,67 @@ def test_an_executor_of_ours_asks_the_nodes(make, words, ours):
 
 def test_without_eviction_ray_stays_as_it_is(make):
     assert make("--distributed-executor-backend", "ray").distributed_executor_backend == "ray"
+
+
+def test_workers_keep_positions_only_if_the_page_shows_text(make):
+    assert positions.TEXT_KEY not in make("--kv-eviction", "entropykv").additional_config
+    args = make("--kv-eviction", "entropykv", "--kv-eviction-ui-text")
+    assert positions.wanted(args)
+    assert args.additional_config["entropykv"]["policy"] == "entropykv"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--kv-eviction-ui-text"], "--kv-eviction-ui-text needs --kv-eviction"),
+        (
+            ["--kv-eviction", "norm", "--kv-eviction-ui-text", "--no-kv-eviction-ui"],
+            "shows text on the page that --no-kv-eviction-ui turns off",
+        ),
+    ],
+)
+def test_text_without_a_page_stops_in_words(make, capsys, words, sentence):
+    assert sentence in refusal(capsys, lambda: make(*words))
+
+
+def test_text_with_a_score_that_reads_attention_stops_in_words(make, capsys):
+    args = make("--kv-eviction", "h2o", "--kv-eviction-ui-text")
+    assert "shows no text with scores that read attention" in refusal(
+        capsys, args.create_engine_config
+    )
+
+
+class Found:
+    """What an endpoint plugin of another package would be found as."""
+
+    value = "other"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def load(self):
+        return lambda: SimpleNamespace(name=self.name, required_tasks=None)
+
+
+@pytest.mark.parametrize(
+    ("named", "loaded"),
+    [(None, ["entropykv"]), ("other", ["other"]), ("other,entropykv", ["other", "entropykv"])],
+)
+def test_the_pages_gate_opens_for_the_page_alone(monkeypatch, named, loaded):
+    """vLLM opens no routes of plugins that VLLM_PLUGINS does not name."""
+    flags.install()
+    found = [Found("other"), Found("entropykv")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: found)
+    if named is None:
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_PLUGINS", named)
+    assert [plugin.name for plugin in plugins.load_endpoint_plugins(("generate",))] == loaded
+    assert os.environ.get("VLLM_PLUGINS") == named
+
+
+def test_the_package_names_the_page_as_its_endpoint_plugin():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    entry = project["entry-points"]["vllm.endpoint_plugins"][flags.ENTRY_POINT]
+    module, _, name = entry.partition(":")
+    assert isinstance(getattr(import_module(module), name)(), EndpointPlugin)
