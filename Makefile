@@ -117,6 +117,10 @@ serve-ray: model ## serve REPLICAS=2 of the embedded model with Ray Serve on htt
 demo: model ## show what eviction saves, on one long prompt
 	$(BIN)/python -m entropykv_vllm.evaluation.demo $(DEMO_ARGS)
 
+.PHONY: page-picture
+page-picture: model ## draw the live page's picture for the docs, with a headless Chromium
+	$(BIN)/python -m tests.page.picture
+
 .PHONY: eval
 eval: model ## measure what policies and bits cost, on several tasks
 	$(BIN)/entropykv eval $(EVAL_ARGS)
