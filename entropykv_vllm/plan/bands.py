@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from entropykv_vllm.plan.schedule import (
     TierPlan,
     cold_count,
     collapsed_segments,
-    hot_start,
     newest_runs,
     run_pages,
+    unprotected,
+    unprotected_segment,
 )
 
 
@@ -30,15 +32,27 @@ def bands(plan: TierPlan, at: int) -> list[Band]:
     A stretch is as long as it must be for its share to follow from the position alone: what was
     merged to one page, or, where cold pages are capped and compete with each other, all of it.
     """
-    old = hot_start(plan, at)
-    if old == 0:
-        return []
+    shares = [1.0] * collapsed_segments(plan, at)  # what is protected stays so
+    for number, share in enumerate(_competing(plan, at)):
+        shares[unprotected_segment(plan, number)] = share
+    found, first = [], 0
+    for share, alike in groupby(shares):
+        end = first + len(list(alike)) * plan.segment
+        found.append(Band(first, end, share))
+        first = end
+    return found
+
+
+def _competing(plan: TierPlan, at: int) -> list[float]:
+    """The shares of the segments that compete for places, in order."""
+    segments = collapsed_segments(plan, at)
+    count = unprotected(plan, segments)
     if plan.cap is not None:
-        return [Band(0, old, cold_count(plan, at) * plan.cold / old)]
-    found = [_band(plan, *run) for run in newest_runs(plan, collapsed_segments(plan, at))]
-    return found[::-1]
-
-
-def _band(plan: TierPlan, segment: int, level: int) -> Band:
-    first, length = segment * plan.segment, plan.segment << level
-    return Band(first, first + length, len(run_pages(plan, segment, level)) * plan.cold / length)
+        protected = (segments - count) * plan.segment
+        held = cold_count(plan, at) * plan.cold - protected
+        return [held / (count * plan.segment) for _ in range(count)]
+    shares: list[float] = []
+    for start, level in reversed(list(newest_runs(plan, count))):
+        held = len(run_pages(plan, start, level)) * plan.cold
+        shares += [held / (plan.segment << level)] * (1 << level)
+    return shares

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from entropykv_vllm.plan.bands import bands
+from entropykv_vllm.plan.request import Control, request_plan
 from entropykv_vllm.plan.schedule import (
     TierPlan,
     boundary,
@@ -43,11 +44,13 @@ class GroupView:
 class Followed:
     """A request that was shown to this worker, in tokens.
 
-    `serial` tells it from another of the same name. `prompt` is the prompt's length, `hit` what was
-    found in the prefix cache, `start` and `end` are where its last step began and ended.
+    `serial` tells it from another of the same name, `asked` is how it departs from the server's
+    settings. `prompt` is the prompt's length, `hit` what was found in the prefix cache, `start` and
+    `end` are where its last step began and ended.
     """
 
     serial: int
+    asked: Control
     prompt: int
     hit: int
     start: int = 0
@@ -58,12 +61,21 @@ class View:
     """Follows the steps of a worker."""
 
     def __init__(
-        self, groups: Mapping[int, GroupView], row: Callable[[str, int], Sequence[int] | None]
+        self,
+        groups: Mapping[int, GroupView],
+        row: Callable[[str, int], Sequence[int] | None],
+        control: Callable[[Any], Control],
     ) -> None:
-        """`row` gives the pages of a request in a group, 0 for holes; asked only for positions."""
+        """How to look further.
+
+        Args:
+            groups: by their numbers.
+            row: the pages of a request in a group, 0 for holes; asked only for positions.
+            control: what a `NewRequestData` asks for.
+        """
         self.groups = groups
         self.requests: dict[str, Followed] = {}
-        self._row = row
+        self._row, self._control = row, control
         self._serials = itertools.count(1)
 
     def note(self, step: Any) -> None:
@@ -74,9 +86,10 @@ class View:
             if followed := self.requests.get(request_id):
                 followed.start = followed.end = 0
         for new in step.scheduled_new_reqs:
-            followed = Followed(next(self._serials), new.prompt_len, new.num_computed_tokens)
+            hit, asked = new.num_computed_tokens, self._control(new)
+            followed = Followed(next(self._serials), asked, new.prompt_len, hit)
             self.requests[new.req_id] = followed
-            self._advance(step, new.req_id, followed, new.num_computed_tokens)
+            self._advance(step, new.req_id, followed, hit)
         cached = step.scheduled_cached_reqs
         for request_id, start in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             if followed := self.requests.get(request_id):
@@ -96,10 +109,6 @@ class View:
         row = self._row(request_id, number) if first < end else None
         if row:
             positions.fill(group.positions, group.plan, row[first:end], first)
-
-    def plan_of(self, group: GroupView, request_id: str) -> TierPlan:
-        """The plan of a request in a group."""
-        return group.plan
 
     def tiers(self) -> list[dict[str, Any]]:
         """The page groups: tier, layers and heads on this worker, and the plan."""
@@ -135,11 +144,14 @@ class View:
     def _request(self, request_id: str, followed: Followed) -> dict[str, Any]:
         tiers: dict[str, list[float]] = {}
         for group in self.groups.values():
-            plan = self.plan_of(group, request_id)
+            plan = request_plan(group.plan, followed.asked)
             numbers = tiers.setdefault(group.plan.name, [0, 0, 0])
             for i, pages in enumerate(_pages(plan, followed)):
                 numbers[i] += pages
-        return {"id": request_id, **vars(followed), "tiers": tiers}
+        told = {
+            name: getattr(followed, name) for name in ("serial", "prompt", "hit", "start", "end")
+        }
+        return {"id": request_id, **told, "tiers": tiers}
 
     def _held(self, request_id: str, followed: Followed, known: Sequence[int]) -> dict[str, Any]:
         """What each group holds of a request: where hot tokens begin, and what is left of others.
@@ -149,7 +161,7 @@ class View:
         """
         groups = []
         for number, group in self.groups.items():
-            plan = self.plan_of(group, request_id)
+            plan = request_plan(group.plan, followed.asked)
             at = boundary(plan, followed.start)
             old = hot_start(plan, at)
             part: dict[str, Any] = {

@@ -19,6 +19,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from entropykv_vllm.attention import backends, masses
+from entropykv_vllm.config import request as wishes
 from entropykv_vllm.config.settings import EvictionConfig
 from entropykv_vllm.kernels import hugepages, ops
 from entropykv_vllm.kernels.moves import Batch, carry_out
@@ -26,6 +27,7 @@ from entropykv_vllm.kernels.scores import OBSERVED
 from entropykv_vllm.pages.moves import PageMove, rewritten_rows
 from entropykv_vllm.pages.spec import TierSpec, tier_spec
 from entropykv_vllm.pages.waves import apart, waves
+from entropykv_vllm.plan.request import AS_SERVED, Control
 from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving import checks, clearing, positions, seeded
 from entropykv_vllm.serving.checksums import Checksums
@@ -102,7 +104,7 @@ class EvictionWorkerMixin:
         self._tier_layers = {i: self._tier(*group, numbers) for i, group in groups.items()}
         self._tables = tables_of(self.model_runner)
         self._checksums = self._new_checksums() if self.eviction.debug else None
-        self._view = View(self._group_views(kv_cache_config), self._tables.row)
+        self._view = View(self._group_views(kv_cache_config), self._tables.row, self._asked)
         self._report_kernels()
 
     def _new_checksums(self) -> Checksums | None:
@@ -136,6 +138,14 @@ class EvictionWorkerMixin:
             )
             for number, tier in self._tier_layers.items()
         }
+
+    def _asked(self, new) -> Control:
+        """What a new request asks for; the scheduler serves it as others if it can't be had."""
+        extra = new.sampling_params and new.sampling_params.extra_args
+        try:
+            return wishes.read(extra, self.eviction, new.prompt_len)
+        except ValueError:
+            return AS_SERVED
 
     def entropykv_tiers(self) -> list[dict]:
         """For the live page: `View.tiers`."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 
+from entropykv_vllm.plan.request import AS_SERVED, Control
 from entropykv_vllm.plan.schedule import TierPlan
 from entropykv_vllm.serving.view import GroupView, View
 
@@ -39,9 +40,9 @@ def step(
     )
 
 
-def view(layers=(0, 1), plan: TierPlan = PLAN, positions=(), row=None) -> View:
-    """A worker with two heads and one page group."""
-    return View({0: GroupView(plan, layers, 2, positions)}, row or (lambda *_: None))
+def view(layers=(0, 1), plan: TierPlan = PLAN, asked: Control = AS_SERVED) -> View:
+    """A worker with two heads and one page group, whose requests all ask for the same."""
+    return View({0: GroupView(plan, layers, 2, ())}, lambda *_: None, lambda _: asked)
 
 
 class FakeEngine:

@@ -4,6 +4,7 @@
 import numpy as np
 
 from entropykv_vllm.page import merge
+from entropykv_vllm.plan.request import Control
 from entropykv_vllm.plan.schedule import held_pages, held_tokens
 
 from .steps import PLAN, ran, step, view
@@ -35,6 +36,23 @@ def test_pages_are_those_of_the_plan():
     assert hot + cold == held_pages(PLAN, at, 1000)
     assert hot + cold + holes == -(-1000 // PLAN.page)
     assert cold > 0 < holes
+
+
+def test_a_request_that_asks_for_no_eviction_holds_all_its_pages():
+    worker = view(asked=Control(off=True))
+    ran(worker, tokens=1000)
+    assert only(worker.look({}))["tiers"]["all"] == [63, 0, 0]
+    (group,) = worker.look({"r": [0, -1]})["held"]["r"]["groups"]
+    assert (group["hot"], group["tokens"], group["bands"]) == (0, 1000, [])
+
+
+def test_tokens_that_a_request_protects_are_held_by_all():
+    worker = view(asked=Control(protect=((64, 128),)))
+    ran(worker, tokens=1000)
+    (group,) = worker.look({"r": [0, -1]})["held"]["r"]["groups"]
+    shares = {first: share for first, end, share in group["bands"] if first <= 64 < end}
+    assert list(shares.values()) == [1.0]
+    assert min(share for *_, share in group["bands"]) < 1
 
 
 def test_a_preempted_request_holds_nothing_until_it_is_read_again():

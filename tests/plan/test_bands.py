@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entropykv_vllm.plan.bands import bands
+from entropykv_vllm.plan.request import Control, joined, request_plan
 from entropykv_vllm.plan.schedule import TierPlan, cold_count, hot_start
 
 
@@ -18,7 +19,9 @@ def plans(draw) -> TierPlan:
     keep = draw(st.sampled_from([1.0, 0.5, 0.3, 0.1, 0.03]))
     bits = 16 if cold == page else 4
     interval = page * draw(st.integers(1, 20))
-    return TierPlan("t", page, cold, segment, interval, 5 * page, keep, 4, cap, bits)
+    plan = TierPlan("t", page, cold, segment, interval, 5 * page, keep, 4, cap, bits)
+    spans = draw(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 900)), max_size=3))
+    return request_plan(plan, Control(protect=joined((a, a + n) for a, n in spans)))
 
 
 @given(plans(), st.integers(0, 200))
@@ -30,6 +33,12 @@ def test_bands_lie_side_by_side_and_add_up_to_the_tokens_in_cold_pages(plan, ste
     assert (found[-1].end if found else 0) == hot_start(plan, at)
     held = sum((band.end - band.first) * band.share for band in found)
     assert held == pytest.approx(cold_count(plan, at) * plan.cold)
+
+
+def test_what_is_protected_is_held_whole():
+    plan = TierPlan("t", 16, 16, 64, 64, 0, 1 / 16, 4)
+    found = bands(request_plan(plan, Control(protect=((64, 128),))), 6 * 64)
+    assert (64, 128, 1.0) in [(b.first, b.end, b.share) for b in found]
 
 
 def test_merged_segments_are_one_band():

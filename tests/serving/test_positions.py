@@ -10,6 +10,7 @@ from entropykv_vllm.kernels import ops
 from entropykv_vllm.kernels.formats import cold_capacity, read_cold
 from entropykv_vllm.kernels.moves import Batch, carry_out
 from entropykv_vllm.plan import schedule
+from entropykv_vllm.plan.request import AS_SERVED
 from entropykv_vllm.plan.schedule import TierPlan, cold_count, hot_start
 from entropykv_vllm.serving import positions
 from entropykv_vllm.serving.view import GroupView, View
@@ -42,7 +43,7 @@ class Worker:
         self.table.fill_(1e6)
         self.row = list(PAGES)
         group = GroupView(plan, [0], HEADS, [self.table])
-        self.view = View({0: group}, lambda *_: self.row)
+        self.view = View({0: group}, lambda *_: self.row, lambda _: AS_SERVED)
 
     def read(self, tokens: int) -> None:
         """Read tokens an interval at a time, but the last ones one at a time."""
