@@ -14,9 +14,9 @@ from .browser import browsing
 from .live import ARGUMENTS, running
 
 PICTURE = Path(__file__).parents[2] / "docs/images/page.png"
-PROMPTS, CHARACTERS, ANSWER = 4, 9000, 600
+PROMPTS, CHARACTERS, ANSWER = 4, 7000, 500
 #: Seconds of answers before the picture is taken, and the most until something is drawn.
-SHOWN, PATIENCE = 30, 300
+SHOWN, PATIENCE = 20, 300
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         tab.open(f"{url}/entropykv")
         tab.wait("document.querySelector('#requests button')", PATIENCE)
         tab.value("document.querySelector('#requests button').click()")
-        tab.wait("document.querySelectorAll('#text span.k0').length > 40", PATIENCE)
+        tab.wait("document.querySelectorAll('#text span.k2').length > 40", PATIENCE)
         time.sleep(SHOWN)
         tab.picture(PICTURE)
     print(f"wrote {PICTURE} ({PICTURE.stat().st_size / 1024:.0f} KB)")

@@ -124,6 +124,7 @@ function requestRow(request) {
 }
 
 function drawServer() {
+  byId("main").hidden = !state.about.model;
   const { model, policy } = state.about;
   byId("server").textContent = model ? `${model}, policy ${policy}` : "";
 }
@@ -174,6 +175,7 @@ async function read(signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const response = await fetch(`entropykv/events${query}`, { headers, signal, cache: "no-store" });
   byId("key-form").hidden = response.status !== 401;
+  if (response.status === 401) throw new Error(key ? "The server does not accept this key." : "");
   if (!response.ok) throw new Error((await response.json()).error);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
