@@ -128,7 +128,11 @@ def carry_out(runner, moves: list[PageMove], gone=(), new: Pages | None = None, 
     worker = SimpleNamespace(_tables=tables_of(runner))
     EvictionWorkerMixin._rewrite_rows(worker, moves, set(new or {}))
     runner.step(gone, new or {}, more or {})
-    return runner.rows()
+    rows, tables = runner.rows(), tables_of(runner)
+    for name, pages in rows.items():
+        assert [list(tables.row(name, group)) for group in range(len(pages))] == pages
+    assert tables.row("nobody", 0) is None
+    return rows
 
 
 def start(runner, groups: int, **rows: list[int]) -> None:
