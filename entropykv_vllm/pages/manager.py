@@ -42,10 +42,24 @@ _ORDER = itertools.count()
 
 @dataclass
 class Progress:
-    """How far a request is: its last whole boundary, and the moves done of the next one."""
+    """How far a request is: its last whole boundary, and the moves done of the next one.
+
+    `cold` pages and the entry of the first hot one are those of the boundary.
+    """
 
     at: int = 0
     moves_done: int = 0
+    cold: int = 0
+    first_hot: int = 0
+
+    def reach(self, plan: TierPlan, at: int) -> None:
+        """Stand at a boundary, all its moves done."""
+        self.at, self.moves_done = at, 0
+        self.cold, self.first_hot = cold_count(plan, at), hot_start(plan, at) // plan.page
+
+
+#: Of a request of which no page was moved.
+_START = Progress()
 
 
 @dataclass
@@ -112,7 +126,9 @@ class TierManager(SingleTypeKVCacheManager):
         """Plan the moves of each boundary that the request has reached."""
         if not self.req_to_blocks.get(request_id):
             return  # prefix hits are adopted later in the same call, in the state they need
-        progress = self.progress.setdefault(request_id, Progress())
+        progress = self.progress.get(request_id)
+        if progress is None:
+            progress = self.progress[request_id] = Progress()
         self._stuck.discard(request_id)
         while progress.at + self.plan.interval <= processed_computed_tokens:
             if not self._advance(request_id, progress):
@@ -120,12 +136,12 @@ class TierManager(SingleTypeKVCacheManager):
                 return
 
     def _advance(self, request_id: str, progress: Progress) -> bool:
-        at = progress.at + self.plan.interval
-        for move in moves(self.plan_of(request_id), at)[progress.moves_done :]:
+        plan, at = self.plan_of(request_id), progress.at + self.plan.interval
+        for move in moves(plan, at)[progress.moves_done :]:
             if not self._move(request_id, move):
                 return False
             progress.moves_done += 1
-        progress.at, progress.moves_done = at, 0
+        progress.reach(plan, at)
         return True
 
     def _move(self, request_id: str, move: Move) -> bool:
@@ -205,7 +221,7 @@ class TierManager(SingleTypeKVCacheManager):
 
     def progress_of(self, request_id: str) -> int:
         """The boundary whose moves were last planned for a request, in tokens."""
-        return self.progress.get(request_id, Progress()).at
+        return self.progress.get(request_id, _START).at
 
     def take_moves(self) -> list[PageMove]:
         """End the step's planning: its moves in order, each of which the workers must carry out."""
@@ -217,11 +233,10 @@ class TierManager(SingleTypeKVCacheManager):
         """What was done since the last call, and the pages held now."""
         counts, self.counts = self.counts, TierCounts()
         for request_id, blocks in self.req_to_blocks.items():
-            at, plan = self.progress_of(request_id), self.plan_of(request_id)
-            old, cold = hot_start(plan, at) // plan.page, cold_count(plan, at)
-            counts.cold += cold
-            counts.hot += len(blocks) - old
-            counts.holes += old - cold
+            progress = self.progress.get(request_id, _START)
+            counts.cold += progress.cold
+            counts.hot += len(blocks) - progress.first_hot
+            counts.holes += progress.first_hot - progress.cold
         return counts
 
     # -- allocation ----------------------------------------------------------------------------
@@ -257,8 +272,13 @@ class TierManager(SingleTypeKVCacheManager):
         return reserved_pages(plan, self.progress_of(request_id), entries, whole)
 
     def _reserved(self, request_id: str) -> int:
+        """What others will take, of which those that have been read need not be looked at again."""
+        self._whole = {other: n for other, n in self._whole.items() if not self._is_read(other, n)}
         others = (item for item in self._whole.items() if item[0] != request_id)
         return sum(self._lacking(other, whole) for other, whole in others)
+
+    def _is_read(self, request_id: str, whole: int) -> bool:
+        return len(self.req_to_blocks.get(request_id, ())) * self.plan.page >= whole
 
     def allocate_new_blocks(self, request_id: str, *args, **kwargs) -> list[KVCacheBlock]:
         """As vLLM's; a request that asked to be let in now is."""
@@ -280,7 +300,9 @@ class TierManager(SingleTypeKVCacheManager):
         self.block_pool.touch([block for block in new_computed_blocks if not block.is_null])
         table.extend(new_computed_blocks)
         self.num_cached_block[request_id] = len(table)
-        self.progress[request_id] = Progress(boundary(self.plan, num_local_computed_tokens))
+        progress = self.progress[request_id] = Progress()
+        at = boundary(self.plan, num_local_computed_tokens)
+        progress.reach(self.plan_of(request_id), at)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Forget the request, and what was planned for it and not yet sent.
@@ -307,17 +329,19 @@ class TierManager(SingleTypeKVCacheManager):
         replay_boundaries: Sequence[int],
     ) -> None:
         """Enter hot pages under vLLM's hashes, and new cold pages under their own."""
-        cached = self.num_cached_block.get(request.request_id, 0)
+        name = request.request_id
+        cached, full = self.num_cached_block.get(name, 0), num_tokens // self.block_size
+        if full <= cached and name not in self._unhashed:
+            return  # as in most steps that decode
         super().cache_blocks(
             request, num_tokens, retention_interval, replay_boundaries=replay_boundaries
         )
-        full = self.num_cached_block.get(request.request_id, 0)
-        unwritten = self.req_to_blocks[request.request_id][cached:full]
+        unwritten = self._unwritten.setdefault(name, [])
+        unwritten += self.req_to_blocks[name][cached:full]
         hashes = self._prefix_hashes(request.block_hashes, self.block_pool, self.block_size)
-        for block, cold in self._unhashed.pop(request.request_id, ()):
+        for block, cold in self._unhashed.pop(name, ()):
             self._enter(block, cold, hashes)
             unwritten.append(block)
-        self._unwritten.setdefault(request.request_id, []).extend(unwritten)
 
     def _enter(self, block: KVCacheBlock, cold: ColdPage, hashes: Sequence[bytes]) -> None:
         key = BlockHash(content_hash(cold, hashes))
