@@ -48,6 +48,7 @@ class TierMetadataBuilder(CPUAttentionMetadataBuilder):
         if isinstance(kv_cache_spec, TierSpec):
             longest = vllm_config.model_config.max_model_len
             self.hot_starts = hot_starts(kv_cache_spec.plan, longest)
+            self.policy = settings_of(vllm_config).policy
 
     def build(
         self,
@@ -60,7 +61,9 @@ class TierMetadataBuilder(CPUAttentionMetadataBuilder):
         step, plan = common_attn_metadata, self.kv_cache_spec.plan
         starts = step.query_start_loc
         queries = starts.diff()
-        rows = step.block_table_tensor, step.seq_lens, queries
+        # vLLM's rows have room for the longest request that may come, which may be far longer.
+        longest = -(-step.max_seq_len // plan.page)
+        rows = step.block_table_tensor[:, :longest], step.seq_lens, queries
         table, cold, hot = split(plan, self.hot_starts, *rows)
         return TierMetadata(
             step.num_actual_tokens,
@@ -70,7 +73,7 @@ class TierMetadataBuilder(CPUAttentionMetadataBuilder):
             hot,
             plan.bits,
             step.slot_mapping,
-            observed(plan, settings_of(self.vllm_config).policy, step.seq_lens, queries),
+            observed(plan, self.policy, step.seq_lens, queries),
         )
 
 

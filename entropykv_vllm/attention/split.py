@@ -61,7 +61,7 @@ def split(
 def _without_holes(block_table: Tensor, kept: Tensor) -> Tensor:
     """The entries that are kept, moved to the front of their rows; 0 behind them."""
     rows, width = block_table.shape
-    # What goes is written behind the row, which is cut off.
-    place = torch.where(kept, kept.cumsum(1) - 1, width)
+    # What goes is written in front of the row, which is cut off.
+    place = kept.cumsum(1).mul_(kept)
     table = block_table.new_zeros(rows, width + 1)
-    return table.scatter_(1, place, block_table)[:, :width].contiguous()
+    return table.scatter_(1, place, block_table)[:, 1:].contiguous()
