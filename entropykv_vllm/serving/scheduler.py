@@ -18,7 +18,7 @@ from entropykv_vllm.pages.control import control
 from entropykv_vllm.pages.manager import TierManager
 from entropykv_vllm.plan.pool import longest
 from entropykv_vllm.plan.request import AS_SERVED, Control, request_plan
-from entropykv_vllm.plan.schedule import next_boundary, peak_pages
+from entropykv_vllm.plan.schedule import peak_pages
 from entropykv_vllm.serving import clearing
 from entropykv_vllm.serving.checks import check_groups
 from entropykv_vllm.serving.metrics import pack
@@ -110,15 +110,15 @@ class EvictionSchedulerMixin:
             num_new_tokens = super()._mamba_block_aligned_split(
                 request, num_new_tokens, num_new_local_computed_tokens, num_external_computed_tokens
             )
-        start = (
+        into = (
             request.num_computed_tokens
             + num_new_local_computed_tokens
             + num_external_computed_tokens
-        )
-        running = request.status == RequestStatus.RUNNING
-        if running and start % self._interval == 0 and request.num_in_flight_tokens > 0:
+        ) % self._interval
+        at_boundary = into == 0 and request.status == RequestStatus.RUNNING
+        if at_boundary and request.num_in_flight_tokens > 0:
             return 0
-        return min(num_new_tokens, next_boundary(self._interval, start) - start)
+        return min(num_new_tokens, self._interval - into)
 
     def schedule(self, *args, **kwargs) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
