@@ -232,11 +232,14 @@ class TierManager(SingleTypeKVCacheManager):
     def take_counts(self) -> TierCounts:
         """What was done since the last call, and the pages held now."""
         counts, self.counts = self.counts, TierCounts()
-        for request_id, blocks in self.req_to_blocks.items():
-            progress = self.progress.get(request_id, _START)
-            counts.cold += progress.cold
-            counts.hot += len(blocks) - progress.first_hot
-            counts.holes += progress.first_hot - progress.cold
+        held = [
+            (self.progress.get(request_id, _START), len(blocks))
+            for request_id, blocks in self.req_to_blocks.items()
+        ]
+        old = sum(progress.first_hot for progress, _ in held)
+        counts.cold = sum(progress.cold for progress, _ in held)
+        counts.hot = sum(entries for _, entries in held) - old
+        counts.holes = old - counts.cold
         return counts
 
     # -- allocation ----------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import partial
 
 from prometheus_client import REGISTRY, Counter, Gauge
@@ -41,7 +40,7 @@ def pack(stats: SchedulerStats, tiers: Iterable[tuple[str, TierCounts]]) -> None
     """Put the counts of each tier into `stats`; groups of one tier are added up."""
     carrier = getattr(stats, _CARRIER)
     for name, counts in tiers:
-        for field, value in asdict(counts).items():
+        for field, value in vars(counts).items():
             key = f"{_PREFIX}{name}/{field}"
             carrier[key] = carrier.get(key, 0) + value
 
