@@ -22,6 +22,7 @@ from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from entropykv_vllm.pages.control import control, control_of
 from entropykv_vllm.pages.hits import content_hash
+from entropykv_vllm.pages.manager import Progress
 from entropykv_vllm.pages.spec import Origin, TierSpec
 from entropykv_vllm.plan.request import AS_SERVED, Control, request_plan
 from entropykv_vllm.plan.schedule import (
@@ -277,7 +278,10 @@ class Engine:
     def _check_table(self, request: Request, group: int, plan: TierPlan) -> None:
         table = self.tiers[group].req_to_blocks[request.request_id]
         done = request.num_computed_tokens
-        at = self.tiers[group].progress_of(request.request_id)
+        progress = self.tiers[group].progress.get(request.request_id, Progress())
+        at = progress.at
+        assert progress.cold == len(cold_pages(plan, at))
+        assert progress.first_hot * plan.page == hot_start(plan, at)
         hashes = request.block_hashes
         expected = {c.entry: content_hash(c, hashes) for c in cold_pages(plan, at)}
         for entry in range(hot_start(plan, at) // plan.page, done // plan.page):

@@ -306,8 +306,10 @@ def test_what_is_not_held_was_counted_as_evicted(plans, length, budget):
         done, at = request.num_computed_tokens, tier.progress_of("r")
         assert at >= boundary(plan, done - 1)
         assert counts.tokens_evicted == done - held_tokens(plan, at, done)
-        assert counts.freed == -(-done // plan.page) - held_pages(plan, at, done)
+        held = held_pages(plan, at, done)
+        assert counts.freed == -(-done // plan.page) - held
         assert counts.holes == counts.freed
+        assert counts.hot + counts.cold == held
 
 
 @pytest.mark.parametrize("name", TIERS)
