@@ -165,6 +165,10 @@ bench-kernels: env ## measure our CPU kernels against vLLM's
 bench-decode: env ## measure how fast tokens are decoded after long prompts
 	$(BIN)/entropykv bench-decode $(BENCH_ARGS)
 
+.PHONY: bench-overhead
+bench-overhead: model ## measure what the planner adds to a step that decodes
+	$(BIN)/entropykv bench-overhead $(BENCH_ARGS)
+
 .PHONY: memory
 memory: env ## measure the KV memory that a request takes
 	$(BIN)/entropykv memory $(MEMORY_ARGS)

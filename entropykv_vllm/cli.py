@@ -70,6 +70,10 @@ ELSEWHERE = {
         "entropykv_vllm.evaluation.bench_kernels.command",
         "measure our kernels against vLLM's, on CPUs",
     ),
+    "bench-overhead": (
+        "entropykv_vllm.evaluation.bench_overhead.command",
+        "measure what the planner adds to a step that decodes",
+    ),
     "memory": ("entropykv_vllm.evaluation.memory", "measure the KV memory that a request takes"),
     "attention-cost": (
         "entropykv_vllm.evaluation.attention_cost.command",

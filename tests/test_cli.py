@@ -192,6 +192,7 @@ WRONG = {
     "bench": ["--presets", "fast"],
     "bench-concurrency": ["--model", "/nowhere"],
     "bench-kernels": ["--only", "chess"],
+    "bench-overhead": ["--presets", "fast"],
     "memory": ["--presets", "fast"],
     "attention-cost": ["--query-heads", "9", "--kv-heads", "2"],
     "bench-decode": ["--presets", "fast"],
