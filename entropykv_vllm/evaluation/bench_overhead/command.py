@@ -11,14 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from entropykv_vllm.evaluation import cells, engines, machine, options, pool, presets, table
 from entropykv_vllm.evaluation.bench_overhead import summary
 from entropykv_vllm.evaluation.bench_overhead.cell import PROFILED_STEPS, SPREAD, WARM_UP_STEPS
 from entropykv_vllm.evaluation.bench_overhead.parts import CLOCKS, PLANNER
+from entropykv_vllm.evaluation.progress import bar
+from entropykv_vllm.help_text import command_parser
 from entropykv_vllm.json_file import add_json, show
+from entropykv_vllm.option_values import COUNT, LENGTH, Whole
 
 STOCK = "vLLM alone"
 
@@ -31,23 +33,19 @@ SLACK = 256
 
 def parser() -> argparse.ArgumentParser:
     """The command's parser."""
-    p = argparse.ArgumentParser(
-        prog="entropykv bench-overhead", description=(__doc__ or "").split("\n")[0]
-    )
+    p = command_parser("bench-overhead", __doc__)
     options.add_model(p)
     options.add_presets(p)
-    p.add_argument("--requests", type=int, default=64, help="that decode (default: %(default)s)")
-    p.add_argument("--tokens", type=int, default=2000, help="of a prompt (default: %(default)s)")
-    p.add_argument("--steps", type=int, default=512, help="to time (default: %(default)s)")
-    p.add_argument(
-        "--clock", choices=CLOCKS, default="processor", help="of what (default: %(default)s time)"
-    )
+    p.add_argument("--requests", type=COUNT, default=64, help="that decode")
+    p.add_argument("--tokens", type=Whole(SPREAD, LENGTH.most), default=2000, help="of a prompt")
+    p.add_argument("--steps", type=LENGTH, default=512, help="to time")
+    p.add_argument("--clock", choices=CLOCKS, default="processor", help="which time is taken")
     p.add_argument(
         "--without-model",
         action="store_true",
         help="leave the model out, as if another device computed it: minutes instead of hours",
     )
-    p.add_argument("--out", type=Path, default=Path("results/overhead"), help="%(default)s")
+    options.add_out(p, "results/overhead")
     add_json(p)
     return p
 
@@ -86,12 +84,10 @@ def spec(args: argparse.Namespace, setting: tuple[str, dict[str, Any]]) -> dict[
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Run each setting: name -> result."""
-    from tqdm import tqdm
-
     settings = {STOCK: ("none", {}), **args.presets}
-    found = {}
-    for name, setting in (bar := tqdm(settings.items(), unit="cell")):
-        bar.set_description(name)
+    found, jobs = {}, bar(settings.items(), "cell")
+    for name, setting in jobs:
+        jobs.set_description(name)
         path = args.out / f"{name.replace(' ', '-')}.json"
         module = "entropykv_vllm.evaluation.bench_overhead.cell"
         found[name] = cells.run(module, spec(args, setting), path)
