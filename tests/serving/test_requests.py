@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from entropykv_vllm.config.request import read
@@ -90,6 +90,7 @@ def test_spans_are_read_as_in_python():
     assert read({"kv_protect": ":"}, SETTINGS, 1000).protect == ((0, 1000),)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(["kv_eviction", "kv_keep", "kv_protect"]), JSON))
 def test_anything_is_read_or_refused_in_words(extra):
     refusal = ""

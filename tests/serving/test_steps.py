@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which steps of a model runner carry out moves, and which are refused."""
 
+from types import SimpleNamespace
+
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -12,7 +14,10 @@ class Worker(EvictionWorkerMixin):
     """Notes what it is told to move."""
 
     def __init__(self, warming_up: bool) -> None:
+        self.noted: list = []
         self._warming_up = warming_up
+        self._checksums = None
+        self._view = SimpleNamespace(note=self.noted.append)
         self.carried: list = []
 
     def _carry_out(self, moves, new) -> None:
@@ -44,6 +49,7 @@ def test_a_step_is_run_after_its_moves(warming_up, moves, more, carried):
     worker = Worker(warming_up)
     assert worker._after_moves(ran, step(moves), **more) == "ran"
     assert worker.carried == carried
+    assert len(worker.noted) == (not warming_up and not more.get("dummy_run"))
 
 
 def test_a_step_of_a_scheduler_that_does_not_evict_is_refused():
