@@ -33,6 +33,11 @@ REPORT_ARGS ?=
 ATTENTION_ARGS ?=
 GPU_CHECK_ARGS ?=
 SMOKE_ARGS ?=
+MUTANTS_ARGS ?=
+
+# How long `make explore` goes on, and its first case, or the one that `make replay` plays.
+STEPS ?= 1000000
+SEED ?=
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
 # Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
@@ -75,7 +80,7 @@ help: ## list the targets
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
 	@echo '           SERVE_ARGS PYTEST_ARGS EVAL_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS' \
 		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS CALIBRATE_ARGS TUNE_ARGS REPORT_ARGS' \
-		'GPU_CHECK_ARGS SMOKE_ARGS (handed on)'
+		'GPU_CHECK_ARGS SMOKE_ARGS MUTANTS_ARGS (handed on)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -214,6 +219,19 @@ test: model $(OTHER_SOURCES) ## run all tests
 .PHONY: test-unit
 test-unit: model $(OTHER_SOURCES) ## run the tests that start no engine
 	$(UNIT)
+
+.PHONY: explore
+explore: env ## play STEPS=1000000 random steps of the scheduler and the pages, without a model
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.control --steps $(STEPS) $(if $(SEED),--seed $(SEED))
+
+.PHONY: replay
+replay: env ## play the steps of one SEED again, and make it small if it fails
+	@test -n '$(SEED)' || { echo 'which one? make replay SEED=1' >&2; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.control --seed $(SEED)
+
+.PHONY: mutants
+mutants: env ## put deliberate bugs into a copy, one at a time: is each caught by a test?
+	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 .PHONY: check
 check: env ## check format, lint and types

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page manager under random load, held to a model of the workers' memory at each step."""
 
-import math
 import random
 
 import pytest
@@ -18,63 +17,9 @@ from entropykv_vllm.plan.schedule import (
 )
 
 from .model import Engine
-
-PAGE = 4
-
-TIERS = {
-    "one tier": [TierPlan("all", PAGE, PAGE, 16, 32, 16, 0.5, 4)],
-    "odd ratios": [
-        TierPlan("early", PAGE, PAGE, 16, 32, 24, 0.75, 4),
-        TierPlan("middle", PAGE, PAGE, 16, 32, 8, 0.3, 4),
-    ],
-    "capped": [
-        TierPlan("capped", PAGE, PAGE, 16, 32, 16, 0.5, 4, cap=32),
-        TierPlan("full but capped", PAGE, PAGE, 16, 32, 16, 1.0, 4, cap=48),
-    ],
-    "whole and window": [
-        TierPlan("whole", PAGE, PAGE, 16, 32, 16, 1.0, 4),
-        TierPlan("sinks", PAGE, PAGE, 16, 32, 12, 0.0, 4),
-        TierPlan("window", PAGE, PAGE, 16, 32, 40, 0.0, 0),
-    ],
-    "long segments": [TierPlan("all", PAGE, PAGE, 64, 32, 8, 0.25, 2)],
-    "quantized": [TierPlan("all", PAGE, 14, 28, 32, 28, 1.0, 4, bits=4)],
-    "quantized and evicted": [
-        TierPlan("four", PAGE, 14, 28, 32, 12, 0.4, 4, bits=4),
-        TierPlan("eight", PAGE, 6, 24, 32, 16, 1.0, 4, bits=8),
-        TierPlan("sixteen", PAGE, PAGE, 16, 32, 8, 0.5, 4),
-    ],
-    "quantized and capped": [
-        TierPlan("capped", PAGE, 14, 56, 32, 16, 0.7, 4, cap=50, bits=4),
-        TierPlan("full but capped", PAGE, 7, 28, 32, 16, 1.0, 4, cap=60, bits=8),
-    ],
-}
-
+from .tiers import PAGE, TIERS, tiers
 
 QUANTIZED = [name for name in TIERS if name.startswith("quantized")]
-
-
-@st.composite
-def tiers(draw):
-    """Any tiers that requests can share: of one page size and one interval."""
-    interval = PAGE * draw(st.integers(3, 12))
-    return [_tier(draw, f"tier {i}", interval) for i in range(draw(st.integers(1, 3)))]
-
-
-def _tier(draw, name: str, interval: int) -> TierPlan:
-    bits = draw(st.sampled_from([16, 8, 4]))
-    cold = PAGE if bits == 16 else draw(st.integers(PAGE + 1, 4 * PAGE))
-    return TierPlan(
-        name=name,
-        page=PAGE,
-        cold=cold,
-        segment=math.lcm(PAGE, cold) * draw(st.integers(1, 3)),
-        interval=interval,
-        window=draw(st.integers(PAGE, 40)),
-        keep=draw(st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.8, 1.0])),
-        sinks=draw(st.integers(0, PAGE)),
-        cap=draw(st.none() | st.integers(cold, 80)),
-        bits=bits,
-    )
 
 
 def tokens(family: int, length: int) -> list[int]:

@@ -54,6 +54,8 @@ class Server:
         pages: of the pool, the null page not counted.
         ahead: whether a step is planned while another runs.
         in_flight: the most tokens of the steps under way that vLLM counts with, if not those.
+        longest: the most tokens of a request.
+        priority: whether requests have priorities, and are not served as they come.
     """
 
     plan: Pool
@@ -64,6 +66,8 @@ class Server:
     caching: bool = True
     ahead: bool = False
     in_flight: int | None = None
+    longest: int = MAX_LEN
+    priority: bool = False
 
 
 def replayed(server: Server, asked: Sequence[Asked], limit: int = 5000) -> list[Seen]:
@@ -162,6 +166,8 @@ def make_scheduler(server: Server):
     config.scheduler_config.max_num_scheduled_tokens = server.step_tokens
     config.scheduler_config.max_num_seqs = server.requests
     config.scheduler_config.async_scheduling = server.ahead
+    config.scheduler_config.policy = "priority" if server.priority else "fcfs"
+    config.model_config.max_model_len = server.longest
     config.cache_config.enable_prefix_caching = server.caching
     config.cache_config.block_size = page
     config.cache_config.num_gpu_blocks = server.pages + 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from entropykv_vllm.plan.pool import Evicted, Pool, Sliding, Whole
 
-from ..pages.test_manager_model import PAGE, TIERS, tiers
+from ..pages.tiers import PAGE, TIERS, tiers
 from .scheduled import Asked, Seen, Server, replayed, scheduled
 
 WINDOW = Sliding(PAGE, 4 * PAGE + 1, 0)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put each bug into a copy of the project, run the tests that must catch it, and say which did."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .bugs import BUGS, Bug
+
+ROOT = Path(__file__).parents[2]
+
+
+class Copy:
+    """The project as it is in the working tree, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
+        built = [str(path.relative_to(ROOT)) for path in ROOT.glob("entropykv_vllm/*.so")]
+        for name in [*names, *built]:
+            if name and (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Python with these arguments, in the copy and with its package."""
+        env = os.environ | {
+            "PYTHONPATH": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "ENTROPYKV_CUDA": "0",
+        }
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self.folder, env=env, text=True, capture_output=True
+        )
+
+    def test(self, *files: str) -> tuple[str | None, str]:
+        """Run tests up to the first that fails; its name if one does, and what was printed."""
+        options = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+        done = self.run("-m", "pytest", *options, *files)
+        printed = done.stdout + done.stderr
+        if done.returncode == 0:
+            return None, printed
+        failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py(?:::\w+)?)", printed, re.MULTILINE)
+        return failed[1] if failed else "before any test", printed
+
+    def build(self) -> None:
+        done = self.run("setup.py", "--quiet", "build_ext", "--inplace")
+        if done.returncode:
+            raise SystemExit(f"the kernels do not build:\n{done.stderr}")
+
+    def caught(self, bug: Bug) -> str | None:
+        """The test that catches a bug, if one does; the copy is whole again afterwards."""
+        path = self.folder / bug.file
+        text = path.read_text()
+        path.write_text(bug.put_into(text))
+        try:
+            if bug.compiled:
+                self.build()
+            return self.test(bug.tests)[0]
+        finally:
+            path.write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", default="", help="bugs whose name or file has this in it")
+    parser.add_argument("--as-it-is", action="store_true", help="do not run the tests without bugs")
+    args = parser.parse_args()
+    bugs = [bug for bug in BUGS if args.only in bug.name or args.only in bug.file]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        if not args.as_it_is:
+            failed, printed = copy.test(*sorted({bug.tests for bug in bugs}))
+            if failed:
+                raise SystemExit(f"without any bug, {failed} fails:\n{printed}")
+        # What is compiled stays so until it is built again: those come last.
+        missed = [bug.name for bug in sorted(bugs, key=lambda b: b.compiled) if not _one(copy, bug)]
+    print(f"{len(bugs) - len(missed)} of {len(bugs)} are caught")
+    return 1 if missed else 0
+
+
+def _one(copy: Copy, bug: Bug) -> bool:
+    began = time.monotonic()
+    by = copy.caught(bug)
+    seconds = time.monotonic() - began
+    print(f"| {bug.name} | `{bug.file}` | {f'`{by}`' if by else 'NONE'} | {seconds:.0f} s |")
+    sys.stdout.flush()
+    return by is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
