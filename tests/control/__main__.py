@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
 from collections import Counter
 
 from tests import conftest  # noqa: F401, sets how vLLM runs
+
+# Before vLLM is imported: it has a line for each scheduler.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from .case import ACTIONS, Case, make_case
 from .shrink import again, failure, shrunk
@@ -40,33 +44,44 @@ def _one(seed: int, actions: int) -> int:
     return 1
 
 
-def _many(seed: int, actions: int, steps: int) -> int:
+def _many(first: int, actions: int, steps: int) -> int:
     """Cases one after the other until there were enough steps, or one fails."""
     seen: Counter[str] = Counter()
-    began = time.monotonic()
-    first = seed
+    progress = Progress(steps)
+    seed = first
     while seen["steps"] < steps:
         case = make_case(seed, actions)
         try:
             seen += play(case)
+        except KeyboardInterrupt:
+            break
         except Exception:
             found = failure(case)
             assert found is not None, f"seed {seed} failed, and then it did not"
             _explain(seed, case, found)
             return 1
         seed += 1
-        _progress(seen["steps"], steps, time.monotonic() - began)
-    print(f"\nseeds {first} to {seed - 1}: nothing is wrong")
+        progress.show(seen["steps"])
+    print(f"\n{seen['steps']:,} steps, seeds {first} to {seed - 1}: nothing is wrong")
     print(json.dumps(seen, sort_keys=True))
     return 0
 
 
-def _progress(done: int, steps: int, seconds: float) -> None:
-    if sys.stderr.isatty():
-        share = min(1, done / steps)
-        bar = "#" * int(40 * share)
-        left = seconds / share - seconds
-        print(f"\r[{bar:40}] {done:,} steps, {left:.0f} s left ", end="", file=sys.stderr)
+class Progress:
+    """A bar in a terminal, and a line for each twentieth elsewhere."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.began, self.shown = steps, time.monotonic(), 0
+
+    def show(self, done: int) -> None:
+        share = min(1, done / self.steps)
+        left = (time.monotonic() - self.began) * (1 - share) / share
+        line = f"{done:,} steps, {left / 60:.0f} minutes left"
+        if sys.stderr.isatty():
+            print(f"\r[{'#' * int(40 * share):40}] {line} ", end="", file=sys.stderr)
+        elif int(20 * share) > self.shown:
+            self.shown = int(20 * share)
+            print(line, file=sys.stderr, flush=True)
 
 
 def _explain(seed: int, case: Case, found: tuple[str, str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import shutil
@@ -13,9 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from .bugs import BUGS, Bug
 
 ROOT = Path(__file__).parents[2]
+#: What tests import that takes seconds.
+SLOW = ("torch", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.gpu_worker", "vllm.engine.arg_utils")
 
 
 class Copy:
@@ -31,30 +36,30 @@ class Copy:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Python with these arguments, in the copy and with its package."""
-        env = os.environ | {
-            "PYTHONPATH": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "ENTROPYKV_CUDA": "0",
-        }
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=self.folder, env=env, text=True, capture_output=True
-        )
-
     def test(self, *files: str) -> tuple[str | None, str]:
-        """Run tests up to the first that fails; its name if one does, and what was printed."""
-        options = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "--hypothesis-seed=0")
-        done = self.run("-m", "pytest", *options, *files)
-        printed = done.stdout + done.stderr
-        if done.returncode == 0:
-            return None, printed
-        failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py(?:::\w+)?)", printed, re.MULTILINE)
-        return failed[1] if failed else "before any test", printed
+        """Run tests up to the first that fails; its name if one does, and what was printed.
+
+        In a process forked from this one, which has vLLM but nothing of the project: importing vLLM
+        takes longer than most of these tests.
+        """
+        printed = self.folder / "printed.txt"
+        child = os.fork()
+        if child == 0:
+            with printed.open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            os._exit(_pytest(self.folder, files))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        text = printed.read_text()
+        if status == 0:
+            return None, text
+        failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py(?:::\w+)?)", text, re.MULTILINE)
+        return failed[1] if failed else "before any test", text
 
     def build(self) -> None:
-        done = self.run("setup.py", "--quiet", "build_ext", "--inplace")
+        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+        env = os.environ | {"ENTROPYKV_CUDA": "0"}
+        done = subprocess.run(command, cwd=self.folder, env=env, text=True, capture_output=True)
         if done.returncode:
             raise SystemExit(f"the kernels do not build:\n{done.stderr}")
 
@@ -71,11 +76,40 @@ class Copy:
             path.write_text(text)
 
 
+def _warm_up() -> None:
+    """Import what takes long, and nothing of the project, of which each copy has its own."""
+    os.environ["VLLM_PLUGINS"] = ""  # ours are found by vLLM, wherever they are installed
+    from tests import conftest
+
+    del conftest
+    for name in SLOW:
+        importlib.import_module(name)
+    ours = [name for name in sys.modules if name.partition(".")[0] == "entropykv_vllm"]
+    assert not ours, f"{ours} are imported, so their copies would not be"
+
+
+def _pytest(folder: Path, files: tuple[str, ...]) -> int:
+    """Run tests of a copy in this process."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    os.chdir(folder)
+    sys.path[:0] = [str(folder)]
+    sys.dont_write_bytecode = True
+    options = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+    code = pytest.main([*options, *files])
+    import entropykv_vllm
+
+    assert Path(entropykv_vllm.__file__).is_relative_to(folder), "the copy was not tested"
+    sys.stdout.flush()
+    return int(code)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", help="bugs whose name or file has this in it")
     parser.add_argument("--as-it-is", action="store_true", help="do not run the tests without bugs")
     args = parser.parse_args()
+    _warm_up()
     bugs = [bug for bug in BUGS if args.only in bug.name or args.only in bug.file]
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
