@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,8 @@ def hot_starts(plan: TierPlan, longest: int, device: torch.device | str = "cpu")
     Returns:
         int32 ``[longest // interval + 1]``, multiples of the page.
     """
-    count = longest // plan.interval + 1
+    # A request may ask for less than a server that keeps everything.
+    plan, count = replace(plan, keep=0.0), longest // plan.interval + 1
     starts = [hot_start(plan, i * plan.interval) for i in range(count)]
     return torch.tensor(starts, dtype=torch.int32, device=device)
 

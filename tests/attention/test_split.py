@@ -34,7 +34,7 @@ def steps(draw):
     return plan, requests
 
 
-WISHES = [AS_SERVED, Control(off=True), Control(protect=((0, 50), (700, 800)))]
+WISHES = [AS_SERVED, Control(off=True), Control(keep=0.3), Control(protect=((0, 50), (700, 800)))]
 
 
 def row_of(plan, before, new, first_page):
@@ -51,7 +51,7 @@ def row_of(plan, before, new, first_page):
 @settings(deadline=None)
 @given(steps(), st.lists(st.sampled_from(WISHES), min_size=4, max_size=4))
 def test_a_step_sees_the_pages_of_its_plan(case, wishes):
-    """Also where some requests are not evicted, or protect some tokens."""
+    """Also where some requests are not evicted, keep less than others, or protect some tokens."""
     plan, requests = case
     plans = [request_plan(plan, wish) for wish in wishes]
     rows = [row_of(plans[i], *request, 1 + 100 * i) for i, request in enumerate(requests)]
