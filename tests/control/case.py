@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from entropykv_vllm.plan.schedule import TierPlan
 
@@ -14,6 +15,16 @@ from .contents import extended
 
 #: Tokens that models answer, but for the one that ends an answer.
 VOCABULARY, STOP = 40, 99
+
+#: Of few kinds, so that requests that ask for the same meet.
+WISHES: list[dict[str, Any]] = [
+    {"off": True},
+    {"keep": 0.1},
+    {"keep": 1.0},
+    {"protect": ((0, 20),)},
+    {"protect": ((0, 20), (50, 60))},
+    {"keep": 0.3, "protect": ((30, 90),)},
+]
 
 #: Of a case, unless told otherwise.
 ACTIONS = 150
@@ -51,7 +62,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request comes; `salt` 0 answers as the model does, others in a way of their own."""
+    """A request comes; `salt` 0 answers as the model does, others in a way of their own.
+
+    What it asks for: no eviction if `off`, else a share `keep` of its tokens, and spans of them.
+    """
 
     name: str
     prompt: tuple[Piece, ...]
@@ -60,6 +74,9 @@ class Ask:
     stops: bool
     priority: int
     session: bool
+    off: bool = False
+    keep: float | None = None
+    protect: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,7 @@ def _action(rng: random.Random, setup: Setup) -> Action:
 
 
 def _ask(rng: random.Random, setup: Setup, name: str) -> Ask:
+    wish = rng.choice(WISHES) if rng.random() < 0.3 else {}
     return Ask(
         name=name,
         prompt=_prompt(rng, setup, setup.longest - 60),
@@ -175,6 +193,7 @@ def _ask(rng: random.Random, setup: Setup, name: str) -> Ask:
         stops=rng.random() < 0.3,
         priority=rng.randrange(3),
         session=rng.random() < 0.15,
+        **wish,
     )
 
 

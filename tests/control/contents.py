@@ -19,7 +19,10 @@ def extended(prefix: int, token: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """Tokens in order: of which group, and of each the number of the prefix that it ends."""
+    """Tokens in order: of which group, and of each the number of the prefix that it ends.
+
+    The number says what was evicted before a token, too, since its keys depend on that.
+    """
 
     group: int
     prefixes: tuple[int, ...]
@@ -61,13 +64,17 @@ class Makers:
         number = self._numbers.setdefault(key, len(self._numbers))
         return [Cold(number, i, bits) for i in range(count)]
 
+    def state(self, old: tuple) -> int:
+        """A number of what all layers see of old tokens; 0 if there are none, or all are there."""
+        return self._numbers.setdefault(("state", *old), len(self._numbers)) if any(old) else 0
+
 
 class Expected:
     """What the rows of a tier hold, if each boundary's moves are done once and in order."""
 
     def __init__(self, group: int, plan: TierPlan, makers: Makers) -> None:
         self.group, self.plan, self.makers = group, plan, makers
-        self._at: dict[tuple[int, int], Held] = {}
+        self._at: dict[tuple[int, int], Held] = {(0, 0): {}}
 
     def before(self, prefixes: list[int], start: int) -> Held:
         """What a step finds whose first token is at `start`, once its moves are done."""
@@ -84,10 +91,13 @@ class Expected:
             for first in range(start, end, page)
         }
 
+    def old(self, prefixes: list[int], at: int) -> tuple:
+        """What was moved, at a boundary: tokens behind it are what they are because of that."""
+        held = self._boundary(prefixes, at)
+        return tuple((entry, one) for entry, one in held.items() if isinstance(one, Cold))
+
     def _boundary(self, prefixes: list[int], at: int) -> Held:
-        if at == 0:
-            return {}
-        key = at, prefixes[at - 1]
+        key = at, prefixes[at - 1] if at else 0
         if key not in self._at:
             last = at - self.plan.interval
             held = dict(self._boundary(prefixes, last)) | self.hot(prefixes, last, at)

@@ -109,6 +109,7 @@ def _simpler(action: Action) -> Iterator[Action]:
                 yield Plan(1000)  # as much as the server takes
         case Ask():
             plain = {"salt": 0, "stops": False, "priority": 0, "session": False, "answer": 1}
+            plain |= {"off": False, "keep": None, "protect": ()}
             for name, value in plain.items():
                 if getattr(action, name) != value:
                     yield replace(action, **{name: value})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from vllm.v1.outputs import ModelRunnerOutput
@@ -13,11 +13,12 @@ from vllm.v1.outputs import ModelRunnerOutput
 from entropykv_vllm.attention.split import hot_starts, split
 from entropykv_vllm.pages.moves import PageMove
 from entropykv_vllm.pages.waves import apart
+from entropykv_vllm.plan.request import Control, request_plan
 from entropykv_vllm.plan.schedule import TierPlan, hot_start
 from entropykv_vllm.serving.tables import tables_of
 from entropykv_vllm.serving.worker import EvictionWorkerMixin, PagesInRows, TierLayers
 
-from .contents import LOST, ZERO, Cold, Content, Expected, Hot, Makers, extended
+from .contents import LOST, ZERO, Cold, Content, Expected, Held, Hot, Makers, extended
 from .rows import RowsV1, RowsV2
 
 #: Gives the token after a prefix of a request, by its name and the prefix's number.
@@ -26,23 +27,34 @@ Model = Callable[[str, int], int]
 
 @dataclass
 class Read:
-    """The tokens of a request that the worker knows, and the number of each prefix."""
+    """The tokens of a request that the worker knows.
 
-    tokens: list[int]
+    Of each prefix there are two numbers: of its tokens alone, by which a model answers, and one
+    that says what was evicted, too.
+    """
+
+    known: InitVar[list[int]]
     prompt: int
+    tiers: list[Expected]
+    tokens: list[int] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        known, self.tokens = self.tokens, []
+    def __post_init__(self, known: list[int]) -> None:
         for token in known:
             self.append(token)
 
     def append(self, token: int) -> None:
+        at, before = len(self.tokens), self.prefixes[-1] if self.prefixes else 0
+        if at % self.tiers[0].plan.interval == 0:
+            old = tuple(tier.old(self.prefixes, at) for tier in self.tiers)
+            before = extended(before, self.tiers[0].makers.state(old))
         self.tokens.append(token)
-        self.prefixes.append(extended(self.prefixes[-1] if self.prefixes else 0, token))
+        self.plain.append(extended(self.plain[-1] if self.plain else 0, token))
+        self.prefixes.append(extended(before, token))
 
     def cut(self, length: int) -> None:
-        del self.tokens[length:], self.prefixes[length:]
+        del self.tokens[length:], self.plain[length:], self.prefixes[length:]
 
 
 class Worker(EvictionWorkerMixin):
@@ -52,6 +64,7 @@ class Worker(EvictionWorkerMixin):
         groups: of each page group, its plan, or the length of its sliding window.
         cleared: groups that get cleared pages.
         model: what requests answer.
+        asked: what a request asked for, by its name.
         v2: whether the rows are those of the V2 runner.
         seats, longest: the most requests of a step, and the most tokens of a request.
     """
@@ -62,17 +75,19 @@ class Worker(EvictionWorkerMixin):
         page: int,
         cleared: Iterable[int],
         model: Model,
+        asked: Callable[[str], Control],
         v2: bool,
         seats: int,
         longest: int,
     ) -> None:
         self._warming_up = False
-        self.groups, self.page, self.cleared, self.model = groups, page, set(cleared), model
+        self.groups, self.page, self.cleared = groups, page, set(cleared)
+        self.model, self.asked = model, asked
         plans = {g: plan for g, plan in enumerate(groups) if isinstance(plan, TierPlan)}
         makers = Makers()
-        self.expected = {g: Expected(g, plan, makers) for g, plan in plans.items()}
+        self.plans, self.makers = plans, makers
+        self._expected: dict[Control, dict[int, Expected]] = {}
         self.starts = {g: hot_starts(plan, longest) for g, plan in plans.items()}
-        self.makers = makers
         self._tier_layers = {g: TierLayers(plan, [None], [None]) for g, plan in plans.items()}
         self.rows = (RowsV2 if v2 else RowsV1)(len(groups), seats, -(-longest // page) + 1)
         self._tables = tables_of(self.rows)
@@ -157,7 +172,8 @@ class Worker(EvictionWorkerMixin):
         starts, cached = {}, output.scheduled_cached_reqs
         for new in output.scheduled_new_reqs:
             known = new.prefill_token_ids or new.prompt_token_ids
-            self.requests[new.req_id] = Read([*known], len(new.prompt_token_ids))
+            tiers = [*self.expected(new.req_id).values()]
+            self.requests[new.req_id] = Read(known, len(new.prompt_token_ids), tiers)
             starts[new.req_id] = new.num_computed_tokens
         for name, start, answered in zip(
             cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
@@ -183,7 +199,7 @@ class Worker(EvictionWorkerMixin):
         assert end <= len(request.tokens)
         if end < len(request.tokens):
             return []
-        request.append(self.model(name, request.prefixes[-1]))
+        request.append(self.model(name, request.plain[-1]))
         return [request.tokens[-1]]
 
     # -- pages ---------------------------------------------------------------------------------
@@ -245,21 +261,37 @@ class Worker(EvictionWorkerMixin):
             x.tolist() for x in split(plan, self.starts[group], rows, ends, counts)
         )
         for (name, start, end), table, some, tokens in zip(steps, tables, cold, hot, strict=True):
-            expected = self._expected(group, name, start, end)
+            expected = self._held(group, name, start, end)
             pages = table[: some + -(-tokens // plan.page)]
             there = [self.content.get(page) for page in pages]
-            assert there == [expected[entry] for entry in sorted(expected)], (
-                f"{name} reads other pages in tier {plan.name} than the plan says, at {start}"
+            planned = [expected[entry] for entry in sorted(expected)]
+            assert there == planned, (
+                f"{name} reads other pages in tier {plan.name} than the plan says, at {start}: "
+                f"{there}, not {planned}"
             )
-            first = hot_start(plan, start // plan.interval * plan.interval)
+            own = self.expected(name)[group].plan
+            first = hot_start(own, start // plan.interval * plan.interval)
             old = sum(entry < first // plan.page for entry in expected)
+            if plan.bits == 16:  # then it makes no difference, as there is one format
+                tokens, first = tokens + some * plan.page, first - old * plan.page
+                some = old = 0
             assert (some, tokens) == (old, end - first), "cold pages are taken for hot ones"
 
-    def _expected(self, group: int, name: str, start: int, end: int):
-        prefixes, plan = self.requests[name].prefixes, self._tier_layers[group].plan
-        held = dict(self.expected[group].before(prefixes, start))
-        held.update(self.expected[group].hot(prefixes, start // plan.page * plan.page, end))
-        return held
+    def _held(self, group: int, name: str, start: int, end: int) -> Held:
+        """What a step of a request reads in a group, its own tokens included."""
+        prefixes, tier = self.requests[name].prefixes, self.expected(name)[group]
+        own = tier.hot(prefixes, start // self.page * self.page, end)
+        return tier.before(prefixes, start) | own
+
+    def expected(self, name: str) -> dict[int, Expected]:
+        """By group, what the tiers hold of a request, in the way that it asked for."""
+        asked = self.asked(name)
+        if asked not in self._expected:
+            self._expected[asked] = {
+                g: Expected(g, request_plan(plan, asked), self.makers)
+                for g, plan in self.plans.items()
+            }
+        return self._expected[asked]
 
 
 class WorkerInWaves(PagesInRows, Worker):

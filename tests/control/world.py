@@ -14,8 +14,11 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request, RequestStatus
 
+from entropykv_vllm.config import request as wishes
+from entropykv_vllm.pages.control import control_of
 from entropykv_vllm.pages.manager import TierManager
 from entropykv_vllm.plan.pool import Evicted, Pool, Sliding
+from entropykv_vllm.plan.request import AS_SERVED, Control
 from entropykv_vllm.plan.schedule import peak_pages
 from entropykv_vllm.serving import clearing
 from entropykv_vllm.serving.scheduler import MOVES
@@ -62,16 +65,32 @@ class World:
         self.scheduler.use_v2_model_runner = setup.v2
         manager = self.scheduler.kv_cache_manager
         self.pool, self.tables = manager.block_pool, manager.coordinator.single_type_managers
-        self.worker = _worker(setup, self.scheduler.kv_cache_config, self._answer)
+        self.worker = self._make_worker()
         self.hasher = get_request_block_hasher(PAGE, sha256)
         self.under_way: deque[Step] = deque()
         self.asked: dict[str, Ask] = {}
+        self.controls: dict[str, Control] = {}
         self.lengths: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
         self._arrivals = 0
         for tier in self.tables:
             if isinstance(tier, TierManager):
                 tier._stuck = _Noted(self.seen)
+
+    def _make_worker(self) -> Worker:
+        setup = self.setup
+        more = {"rng": random.Random(0)} if setup.waves else {}
+        return (WorkerInWaves if setup.waves else Worker)(
+            (*setup.tiers, *setup.windows),
+            PAGE,
+            clearing.cleared_groups(self.scheduler.kv_cache_config),
+            self._answer,
+            lambda name: self.controls[name],
+            setup.v2,
+            setup.seats,
+            setup.longest,
+            **more,
+        )
 
     # -- what users do -------------------------------------------------------------------------
 
@@ -99,6 +118,8 @@ class World:
             prompt = tokens(ask.prompt)
             self.lengths[ask.name] = len(prompt) + ask.answer
             self._add(ask, prompt, ask.answer)
+            self.controls[ask.name] = control_of(self.scheduler.requests[ask.name])
+            self.seen["wishes"] += self.controls[ask.name] != AS_SERVED
 
     def _more(self, more: More) -> None:
         """A session goes on, if it is one and is not too long then."""
@@ -114,7 +135,12 @@ class World:
         request = Request(
             ask.name,
             prompt,
-            SamplingParams(max_tokens=answer, ignore_eos=True, stop_token_ids=stops),
+            SamplingParams(
+                max_tokens=answer,
+                ignore_eos=True,
+                stop_token_ids=stops,
+                extra_args=_wish(ask, len(prompt)),
+            ),
             None,
             arrival_time=self._arrivals,
             priority=ask.priority if self.setup.priority else 0,
@@ -158,20 +184,30 @@ class World:
 
     def end(self) -> None:
         """All that was asked is answered, sessions are closed, and nothing is kept."""
-        sessions = [name for name, one in self.scheduler.requests.items() if one.resumable]
-        self.scheduler.finish_requests(sessions, RequestStatus.FINISHED_ABORTED)
         idle = 0
-        while self.scheduler.has_unfinished_requests():
+        self._close_sessions()
+        while self.scheduler.requests:
             self._plan(self.setup.budget)
             counts = self.under_way[-1].planned.num_scheduled_tokens if self.under_way else True
             idle = 0 if counts else idle + 1
             if not counts:
                 self._finish()
-            assert idle <= IDLE + self.setup.depth, "there is something to do, and nothing is done"
+            self._close_sessions(stuck=idle > IDLE + self.setup.depth)
         self._plan(self.setup.budget)
         while self.under_way:
             self._finish()
         self._check_end()
+
+    def _close_sessions(self, stuck: bool = False) -> None:
+        """Close those that have their answers, and one more where two wait for each other's pages.
+
+        vLLM lets no more of them in than it has room for, but then they wait with what they have.
+        """
+        sessions = [one for one in self.scheduler.requests.values() if one.resumable]
+        ended = [one for one in sessions if one.status == RequestStatus.WAITING_FOR_STREAMING_REQ]
+        assert not stuck or len(sessions) > 1, "there is something to do, and nothing is done"
+        names = [one.request_id for one in (sessions[-1:] if stuck else ended)]
+        self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     # -- what must always hold -----------------------------------------------------------------
 
@@ -201,7 +237,7 @@ class World:
                 request = self.scheduler.requests[name]
                 if isinstance(table, TierManager):
                     held = sum(not block.is_null for block in row)
-                    most = peak_pages(table.plan, len(row) * PAGE)
+                    most = peak_pages(table.plan_of(name), len(row) * PAGE)
                     assert held <= most, "more pages than the planned peak"
                 # Full pages may have readers in the very step that writes them.
                 if name in planned.num_scheduled_tokens and request.num_computed_tokens % PAGE:
@@ -216,7 +252,6 @@ class World:
                 assert list(request.all_token_ids) == read.tokens[:known], "tokens differ"
 
     def _check_end(self) -> None:
-        assert not self.scheduler.requests
         assert self.pool.get_num_free_blocks() == self.pages, "pages leaked"
         for tier in self.tables:
             if isinstance(tier, TierManager):
@@ -275,9 +310,12 @@ def _server(setup: Setup, plan: Pool, pages: int) -> Server:
     )
 
 
-def _worker(setup: Setup, config, answer) -> Worker:
-    groups = (*setup.tiers, *setup.windows)
-    cleared = clearing.cleared_groups(config)
-    more = {"rng": random.Random(0)} if setup.waves else {}
-    kind = WorkerInWaves if setup.waves else Worker
-    return kind(groups, PAGE, cleared, answer, setup.v2, setup.seats, setup.longest, **more)
+def _wish(ask: Ask, tokens: int) -> dict[str, object]:
+    """What a request asks for, as it is said to a server, of a prompt of so many tokens."""
+    spans = [(first, min(end, tokens)) for first, end in ask.protect if first < tokens]
+    said = {
+        wishes.EVICTION: "none" if ask.off else None,
+        wishes.KEEP: ask.keep,
+        wishes.PROTECT: [f"{first}:{end}" for first, end in spans] or None,
+    }
+    return {key: value for key, value in said.items() if value is not None}
