@@ -59,6 +59,13 @@ def control(request: Request, asked: Control, block: int) -> None:
     request.update_block_hashes()
 
 
+def release(request: Request) -> None:
+    """Serve a request from now on as others are; it must hold no pages."""
+    setattr(request, _CONTROL, AS_SERVED)
+    if isinstance(hasher := request._block_hasher, _Hasher):
+        request._block_hasher, request.block_hashes = hasher.inner, hasher.plain
+
+
 @dataclass
 class _Hasher:
     """Names the blocks of one request: vLLM's hash, and what of the wish bears on the prefix.

@@ -10,11 +10,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from entropykv_vllm.config import request as wishes
 from entropykv_vllm.pages.audit import audit
-from entropykv_vllm.pages.control import control
+from entropykv_vllm.pages.control import control, control_of, release
 from entropykv_vllm.pages.manager import TierManager
 from entropykv_vllm.plan.pool import longest
 from entropykv_vllm.plan.request import AS_SERVED, Control, request_plan
@@ -69,6 +69,21 @@ class EvictionSchedulerMixin:
             return
         request.max_tokens = min(request.max_tokens, room - prompt)
         control(request, asked, self.kv_cache_manager.block_pool.hash_block_size)
+
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        """vLLM's; a session that outgrows the pages there are for what it asked for starts anew."""
+        super()._update_request_as_session(session, update)
+        asked, prompt = control_of(session), session.num_prompt_tokens
+        if asked == AS_SERVED:
+            return
+        room = self._room(asked, prompt + session.max_tokens)
+        if room > prompt:
+            session.max_tokens = min(session.max_tokens, room - prompt)
+            return
+        logger.warning("Request %s became too long for what it asks for.", session.request_id)
+        self.kv_cache_manager.free(session)
+        session.num_computed_tokens = 0
+        release(session)
 
     def _asked(self, request: Request) -> Control:
         extra = request.sampling_params and request.sampling_params.extra_args

@@ -3,6 +3,7 @@
 
 import pytest
 
+from entropykv_vllm.pages.control import control_of
 from entropykv_vllm.plan.pool import Evicted, Pool
 from entropykv_vllm.plan.schedule import TierPlan, held_pages, peak_pages
 
@@ -76,3 +77,22 @@ def test_sessions_that_wait_keep_nothing_free_for_each_other():
     scheduler.add_request(part("b", 300))
     run(scheduler)
     assert read(scheduler) == {"a": 150, "b": 450}
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_session_that_outgrows_what_it_asked_for_is_served_as_others(caching):
+    """It would wait for pages that never come, and all others behind it."""
+    pages = peak_pages(PLAN, 400) + peak_pages(PLAN, 50)
+    scheduler = make_scheduler(Server(Pool(1, (Evicted(PLAN),)), pages, 1000, 8, 32, caching))
+    first = part("a", 100)
+    first.sampling_params.extra_args = {"kv_eviction": "none"}
+    scheduler.add_request(first)
+    run(scheduler)
+    assert control_of(first).off, "it must get what it asked for at first, or this says nothing"
+    for _ in range(3):
+        scheduler.add_request(part("a", 100))
+        run(scheduler)
+    scheduler.add_request(part("b", 50))
+    run(scheduler)
+    assert read(scheduler) == {"a": 400, "b": 50}
+    assert not control_of(first).off
