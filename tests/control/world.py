@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from entropykv_vllm.config import request as wishes
@@ -34,10 +35,14 @@ IDLE = 3
 
 @dataclass
 class Step:
-    """A planned step as it travels to a worker, and the pages that are free before and after."""
+    """A planned step, as it travels to a worker, too.
 
-    planned: object
+    What its requests had asked for, and the pages that are free and not cached before and after.
+    """
+
+    planned: SchedulerOutput
     sent: bytes
+    asked: dict[str, Control]
     lost_before: list[int]
     lost_after: list[int]
 
@@ -69,7 +74,7 @@ class World:
         self.hasher = get_request_block_hasher(PAGE, sha256)
         self.under_way: deque[Step] = deque()
         self.asked: dict[str, Ask] = {}
-        self.controls: dict[str, Control] = {}
+        self._asked: dict[str, Control] = {}
         self.lengths: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
         self._arrivals = 0
@@ -85,7 +90,7 @@ class World:
             PAGE,
             clearing.cleared_groups(self.scheduler.kv_cache_config),
             self._answer,
-            lambda name: self.controls[name],
+            lambda name: self._asked[name],
             setup.v2,
             setup.seats,
             setup.longest,
@@ -118,8 +123,7 @@ class World:
             prompt = tokens(ask.prompt)
             self.lengths[ask.name] = len(prompt) + ask.answer
             self._add(ask, prompt, ask.answer)
-            self.controls[ask.name] = control_of(self.scheduler.requests[ask.name])
-            self.seen["wishes"] += self.controls[ask.name] != AS_SERVED
+            self.seen["wishes"] += control_of(self.scheduler.requests[ask.name]) != AS_SERVED
 
     def _more(self, more: More) -> None:
         """A session goes on, if it is one and is not too long then."""
@@ -167,7 +171,10 @@ class World:
         self._check_pool()
         self._check_tables(planned)
         self._note(planned)
-        self.under_way.append(Step(planned, pickle.dumps(planned), before, self._lost()))
+        names = planned.num_scheduled_tokens
+        asked = {name: control_of(self.scheduler.requests[name]) for name in names}
+        step = Step(planned, pickle.dumps(planned), asked, before, self._lost())
+        self.under_way.append(step)
         while len(self.under_way) > self.setup.depth:
             self._finish()
 
@@ -175,6 +182,7 @@ class World:
         if not self.under_way:
             return
         step = self.under_way.popleft()
+        self._asked = step.asked
         self.worker.lose(step.lost_before)
         answer = self.worker.step(pickle.loads(step.sent))
         self.worker.lose(step.lost_after)
