@@ -209,10 +209,17 @@ class World:
     def _close_sessions(self, stuck: bool = False) -> None:
         """Close those that have their answers, and one more where two wait for each other's pages.
 
-        vLLM lets no more of them in than it has room for, but then they wait with what they have.
+        And those that vLLM lost: where the answer of a preempted one ends with a step in flight, it
+        is taken out of the queue into which it was just put.
         """
-        sessions = [one for one in self.scheduler.requests.values() if one.resumable]
-        ended = [one for one in sessions if one.status == RequestStatus.WAITING_FOR_STREAMING_REQ]
+        here, sessions = (
+            self.scheduler,
+            [r for r in self.scheduler.requests.values() if r.resumable],
+        )
+        queued = {r.request_id for q in (here.waiting, here.kv_holding_waiting) for r in q}
+        queued |= {r.request_id for r in here.running}
+        waits = RequestStatus.WAITING_FOR_STREAMING_REQ
+        ended = [r for r in sessions if r.status == waits or r.request_id not in queued]
         assert not stuck or len(sessions) > 1, "there is something to do, and nothing is done"
         names = [one.request_id for one in (sessions[-1:] if stuck else ended)]
         self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
