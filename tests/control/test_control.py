@@ -10,16 +10,16 @@ from .shrink import again, failure, shrunk
 from .world import play
 
 #: Cases of a test.
-CASES = 60
+CASES = 50
 
 #: What must have happened in a test's cases, or they say little.
 NEEDED = (
-    *("hits", "preempted", "collapse", "merge", "drop", "copied", "stuck"),
+    *("hits", "preempted", "collapse", "merge", "drop", "copied", "wishes"),
     "beside others in flight",
 )
 
 
-@pytest.mark.parametrize("first", range(0, 5 * CASES, CASES))
+@pytest.mark.parametrize("first", range(0, 4 * CASES, CASES))
 def test_each_page_that_is_read_holds_what_the_plan_says(first):
     seen: Counter[str] = Counter()
     for seed in range(first, first + CASES):
@@ -39,10 +39,10 @@ def test_a_case_is_a_function_of_its_seed():
 
 def test_a_case_that_fails_is_made_small():
     """Here a case fails if a request comes, and later one of its name is aborted."""
-    case, wrong = make_case(5), ("AssertionError", "somewhere")
+    wrong = "AssertionError", "somewhere"
 
     def fails(tried: Case):
-        asked = {action.name for action in tried.actions[:1] if isinstance(action, Ask)}
+        asked = set()
         for action in tried.actions:
             if isinstance(action, Ask) and len(tokens(action.prompt)) > 3:
                 asked.add(action.name)
@@ -50,7 +50,8 @@ def test_a_case_that_fails_is_made_small():
                 return wrong
         return None
 
-    assert fails(case) == wrong
+    case = next(filter(fails, map(make_case, range(100))))
+    assert len(case.actions) > 2
     small = shrunk(case, wrong, fails)
     asked, aborted = small.actions
     assert isinstance(asked, Ask)
