@@ -286,6 +286,8 @@ class World:
             self.seen[move.kind] += 1
             self.seen["beside others in flight"] += bool(flying)
             assert move.request_id not in flying, "pages are moved under a step in flight"
+            gone = planned.preempted_req_ids or ()
+            assert move.request_id not in gone, "a move of a request that was preempted"
             self.seen["copied"] += bool(move.dst) and move.dst[0] != move.src[0]
 
 
