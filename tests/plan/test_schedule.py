@@ -135,6 +135,13 @@ def test_sinks_fit_the_pages_that_must_hold_them(plan, step):
         assert len(move.dst) * plan.cold <= len(move.src) * read, "more tokens than there were"
 
 
+@given(plans(), st.integers(1, 60))
+def test_the_first_tokens_stay_in_each_move_that_reads_them(plan, step):
+    for at in range(plan.interval, (step + 1) * plan.interval, plan.interval):
+        for move in moves(plan, at):
+            assert move.sinks == (plan.sinks if 0 in move.src else 0)
+
+
 @given(plans(), st.integers(1, 100))
 def test_a_collapse_reads_hot_pages_and_the_others_cold_ones(plan, step):
     at = step * plan.interval

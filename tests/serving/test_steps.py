@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from entropykv_vllm.pages.moves import PageMove
 from entropykv_vllm.serving.scheduler import MOVES
 from entropykv_vllm.serving.worker import EvictionWorkerMixin
 
@@ -55,3 +56,12 @@ def test_a_step_is_run_after_its_moves(warming_up, moves, more, carried):
 def test_a_step_of_a_scheduler_that_does_not_evict_is_refused():
     with pytest.raises(RuntimeError, match="evicts but the scheduler does not"):
         Worker(False)._after_moves(ran, step(), dummy_run=False)
+
+
+def test_the_row_of_a_new_request_is_left_alone():
+    """It comes as it is after the moves, and an old request of its name may be there still."""
+    worker, rewritten = Worker(False), []
+    worker._tables = SimpleNamespace(rewrite=lambda *row: rewritten.append(row))
+    moves = [PageMove(i, 0, name, (0, 1), (5, 6), (5,), 0) for i, name in enumerate(("old", "new"))]
+    worker._rewrite_rows(moves, {"new"})
+    assert rewritten == [("old", 0, {0: 5, 1: 0})]
