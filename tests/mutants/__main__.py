@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from .bugs import BUGS, Bug
@@ -95,6 +96,9 @@ def _pytest(folder: Path, files: tuple[str, ...]) -> int:
     os.chdir(folder)
     sys.path[:0] = [str(folder)]
     sys.dont_write_bytecode = True
+    # A slow machine is no bug.
+    hypothesis.settings.register_profile("patient", deadline=None)
+    hypothesis.settings.load_profile("patient")
     options = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "--hypothesis-seed=0")
     code = pytest.main([*options, *files])
     import entropykv_vllm
