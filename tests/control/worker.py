@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
+from types import SimpleNamespace
 
 import torch
 from vllm.v1.outputs import ModelRunnerOutput
@@ -80,7 +81,8 @@ class Worker(EvictionWorkerMixin):
         seats: int,
         longest: int,
     ) -> None:
-        self._warming_up = False
+        self._warming_up, self._checksums = False, None
+        self._view = SimpleNamespace(note=lambda output: None)
         self.groups, self.page, self.cleared = groups, page, set(cleared)
         self.model, self.asked = model, asked
         plans = {g: plan for g, plan in enumerate(groups) if isinstance(plan, TierPlan)}

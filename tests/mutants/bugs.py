@@ -84,8 +84,8 @@ BUGS = [
     Bug(
         "moves of the boundary before count for this one",
         MANAGER,
-        "progress.at, progress.moves_done = at, 0",
-        "progress.at = at",
+        "self.at, self.moves_done = at, 0",
+        "self.at = at",
     ),
     Bug(
         "the moves of a request that is gone are sent",
@@ -127,7 +127,7 @@ BUGS = [
     Bug(
         "a step crosses a boundary",
         SCHEDULER,
-        "return min(num_new_tokens, next_boundary(self._interval, start) - start)",
+        "return min(num_new_tokens, self._interval - into)",
         "return num_new_tokens",
     ),
     Bug(
@@ -145,12 +145,12 @@ BUGS = [
     Bug(
         "moves are carried out after the step",
         WORKER,
-        """            self._carry_out(self._moves_of(scheduler_output), new)
-        return execute_model(scheduler_output, *args, **kw)""",
-        """            result = execute_model(scheduler_output, *args, **kw)
-            self._carry_out(self._moves_of(scheduler_output), new)
-            return result
-        return execute_model(scheduler_output, *args, **kw)""",
+        """        self._carry_out(moves, new)
+        result = execute_model(scheduler_output, *args, **kw)
+""",
+        """        result = execute_model(scheduler_output, *args, **kw)
+        self._carry_out(moves, new)
+""",
     ),
     Bug(
         "the row of a new request is rewritten",
