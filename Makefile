@@ -229,6 +229,13 @@ replay: env ## play the steps of one SEED again, and make it small if it fails
 	@test -n '$(SEED)' || { echo 'which one? make replay SEED=1' >&2; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.control --seed $(SEED)
 
+# How long `make soak` goes on.
+MINUTES ?= 30
+
+.PHONY: soak
+soak: model ## drive a server with mixed load for MINUTES=30, and see that nothing is lost
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
+
 .PHONY: mutants
 mutants: env ## put deliberate bugs into a copy, one at a time: is each caught by a test?
 	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)

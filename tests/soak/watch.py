@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server takes while it is driven: memory, pool, preemptions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from entropykv_vllm.evaluation.server import counters
+
+PERIOD = 2.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """A server at one moment: seconds, MiB of all its processes, share of the pool in use."""
+
+    seconds: float
+    megabytes: float
+    used: float
+
+
+class Watch(threading.Thread):
+    """Looks at a server until it is told to stop."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.url, self.process = url, psutil.Process(pid)
+        self.looks: list[Look] = []
+        self._begin, self._end = time.monotonic(), threading.Event()
+
+    def run(self) -> None:
+        """Look every `PERIOD` seconds."""
+        while not self._end.wait(PERIOD):
+            used = counters(self.url)["vllm:kv_cache_usage_perc"]
+            self.looks.append(Look(time.monotonic() - self._begin, self.memory(), used))
+
+    def memory(self) -> float:
+        """MiB that are a process's own, of the server and all that it started."""
+        family = [self.process, *self.process.children(recursive=True)]
+        return sum(process.memory_full_info().uss for process in family) / 2**20
+
+    def stop(self) -> list[Look]:
+        """End it; what it saw."""
+        self._end.set()
+        self.join()
+        return self.looks
+
+
+def growth(looks: list[Look]) -> float:
+    """MiB an hour by which memory grew in the second half, by its least over quarters of that.
+
+    The least of a stretch leaves out what single requests take for their time.
+    """
+    half = looks[len(looks) // 2 :]
+    early, late = half[: len(half) // 2], half[len(half) // 2 :]
+    hours = (late[0].seconds - early[0].seconds) / 3600
+    return (min(x.megabytes for x in late) - min(x.megabytes for x in early)) / hours
