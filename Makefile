@@ -38,6 +38,8 @@ MUTANTS_ARGS ?=
 # How long `make explore` goes on, and its first case, or the one that `make replay` plays.
 STEPS ?= 1000000
 SEED ?=
+# How long `make soak` does.
+MINUTES ?= 30
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
 # Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
@@ -229,12 +231,9 @@ replay: env ## play the steps of one SEED again, and make it small if it fails
 	@test -n '$(SEED)' || { echo 'which one? make replay SEED=1' >&2; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.control --seed $(SEED)
 
-# How long `make soak` goes on.
-MINUTES ?= 30
-
 .PHONY: soak
 soak: model ## drive a server with mixed load for MINUTES=30, and see that nothing is lost
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: mutants
 mutants: env ## put deliberate bugs into a copy, one at a time: is each caught by a test?
