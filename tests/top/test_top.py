@@ -199,7 +199,13 @@ def test_into_a_pipe_goes_one_table(server: Server) -> None:
 def test_a_terminal_is_redrawn_until_ctrl_c(server: Server) -> None:
     outside, inside = pty.openpty()
     command = [sys.executable, "-m", "entropykv_vllm", "top", server.url, "--interval", "0.1"]
-    child = subprocess.Popen(command, stdout=inside, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        command,
+        stdout=inside,
+        stderr=subprocess.PIPE,
+        # Who runs tests in the background has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(inside)
     shown = b""
     while shown.count(b"\x1b[H\x1b[J") < 3:
