@@ -83,6 +83,8 @@ class EvictionSchedulerMixin:
         logger.warning("Request %s became too long for what it asks for.", session.request_id)
         self.kv_cache_manager.free(session)
         session.num_computed_tokens = 0
+        # As one that was preempted: the workers must not keep its place in the batch.
+        self.reset_preempted_req_ids.add(session.request_id)
         release(session)
 
     def _asked(self, request: Request) -> Control:

@@ -5,7 +5,9 @@ from collections import Counter
 
 import pytest
 
-from .case import ACTIONS, Abort, Ask, Case, Plan, make_case, tokens
+from entropykv_vllm.plan.schedule import TierPlan
+
+from .case import ACTIONS, Abort, Ask, Case, More, Plan, Setup, make_case, tokens
 from .shrink import again, failure, shrunk
 from .world import play
 
@@ -66,3 +68,29 @@ def test_how_a_case_fails_is_told(monkeypatch):
     assert failure(case) is None
     monkeypatch.setattr("tests.control.world.World._check_end", lambda self: 1 / 0)
     assert failure(case) == ("ZeroDivisionError", "<lambda>")
+
+
+def test_a_session_that_starts_anew_leaves_its_place_in_the_batch():
+    """It outgrows the pool in the way that it asked for, while others take all places."""
+    tier = TierPlan("all", 4, 10, 60, 24, 12, 1.0, 2, cap=68, bits=8)
+    setup = Setup(
+        tiers=(tier,),
+        windows=(31,),
+        slack=1,
+        longest=260,
+        budget=40,
+        seats=2,
+        caching=True,
+        ahead=True,
+        depth=2,
+        priority=False,
+        v2=True,
+        waves=False,
+    )
+    session = Ask("session", ((1, 113),), 1, 0, False, 0, True, off=True)
+    others = (
+        Ask("a", ((0, 65),), 1, 0, False, 0, False),
+        Ask("b", ((-1, 1),), 1, 0, False, 0, False),
+    )
+    actions = session, More("session", ((0, 31), (0, 8)), 1), *others
+    assert play(Case(setup, actions))["wishes"] == 1
