@@ -56,7 +56,7 @@ def app() -> serve.Application:
             # vLLM's own kernels for CPUs read no other cache than the model's.
             "kv_cache_dtype": "auto" if POLICY == "none" else "bfloat16",
             "max_model_len": 8192,
-            # Compiled, a small model is hardly faster on a CPU, and starts a minute later.
+            # Replicas that compile side by side on one machine are long in starting.
             "enforce_eager": True,
         },
     }
