@@ -14,7 +14,8 @@ import yaml
 
 from entropykv_vllm import cli
 from entropykv_vllm.config.policies import MODULES
-from entropykv_vllm.config.settings import EvictionConfig, preset_names
+from entropykv_vllm.config.presets import PRESETS
+from entropykv_vllm.config.settings import EvictionConfig, load, preset_names
 from tests.docs.markdown import ROOT, block
 
 PRESET_PAGES = ("docs/settings.md", "README.md")
@@ -53,6 +54,12 @@ def test_the_presets_are_what_the_pages_say(page):
         if "keep" in config:
             kept = "all" if config["keep"] == 1 else f"{100 * config['keep']:.0f} %"
             assert row[1:3] == [kept, str(config["bits"])]
+
+
+def test_the_lengths_of_the_presets_are_what_the_page_says():
+    for row in block("docs/settings.md", "presets"):
+        config = load(PRESETS[row[0]], row[0])
+        assert row[5:] == [f"{config.window:,}", f"{config.interval:,}"]
 
 
 def test_the_page_names_every_setting_with_its_default():
