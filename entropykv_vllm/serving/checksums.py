@@ -17,7 +17,7 @@ _SHOWN = 5
 
 
 class Checksums:
-    """Sums over the full pages that requests hold, from one step to the next.
+    """Sums over the full pages of the requests in a step, until the next step.
 
     Args:
         runner: vLLM's V1 model runner.
@@ -35,6 +35,7 @@ class Checksums:
             RuntimeError: if a page changed that the step neither moved to nor handed out.
         """
         written = {page for move in moves for page in move.dst} | set(_handed_out(step))
+        written.update(step.new_block_ids_to_zero or ())
         for group, sums in self.sums.items():
             pages = [page for page in sums if page not in written]
             wrong = [p for p, now in self._sums(group, pages).items() if now != sums[p]]
@@ -43,14 +44,18 @@ class Checksums:
                     f"{len(wrong)} pages of page group {group} changed in a step that did not "
                     f"write them: {', '.join(map(str, wrong[:_SHOWN]))}"
                 )
-        self.sums = {group: self._sums(group, sorted(self._full(group))) for group in self.caches}
+        names = step.num_scheduled_tokens
+        self.sums = {g: self._sums(g, sorted(self._full(g, names))) for g in self.caches}
 
-    def _full(self, group: int) -> set[int]:
-        """The pages of a group that no later step adds a token to."""
+    def _full(self, group: int, names: Iterable[str]) -> set[int]:
+        """The pages of a group that no later step adds a token to, of requests in this step.
+
+        The runner remembers the pages of a preempted one, which are others' by now.
+        """
         size = self.caches[group][0].shape[2] if self.caches[group] else 1
         return {
             page
-            for request in self.runner.requests.values()
+            for request in map(self.runner.requests.__getitem__, names)
             for page in request.block_ids[group][: request.num_computed_tokens // size]
             if page
         }

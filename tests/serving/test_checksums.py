@@ -12,8 +12,10 @@ from entropykv_vllm.serving.checksums import Checksums
 PAGE = 4
 
 
-def step(new=(), more=()):
+def step(new=(), more=(), names=("a",), cleared=None):
     return SimpleNamespace(
+        num_scheduled_tokens=dict.fromkeys(names, 1),
+        new_block_ids_to_zero=cleared,
         scheduled_new_reqs=[SimpleNamespace(block_ids=rows) for rows in new],
         scheduled_cached_reqs=SimpleNamespace(new_block_ids=list(more)),
     )
@@ -66,4 +68,20 @@ def test_a_page_that_was_freed_serves_hits_so_it_stays_as_it_is(world):
     sums.runner.requests.clear()
     caches[0][5] += 1
     with pytest.raises(RuntimeError, match="did not write them: 5"):
-        sums.check(step(), [])
+        sums.check(step(names=[]), [])
+
+
+def test_pages_of_a_preempted_request_are_others(world):
+    """The runner remembers them until it goes on, and who has them now fills them bit by bit."""
+    sums, caches, _ = world
+    sums.runner.requests["b"] = SimpleNamespace(block_ids=[[5]], num_computed_tokens=0)
+    caches[0][5, :, 0] = 1
+    sums.check(step(new=[[[5]]], names=["b"]), [])
+    caches[0][5, :, 1] = 1
+    sums.check(step(names=["b"]), [])
+
+
+def test_a_page_that_was_cleared_for_a_request_that_did_not_get_it(world):
+    sums, caches, _ = world
+    caches[0][5] = 0
+    sums.check(step(cleared=[5]), [])
