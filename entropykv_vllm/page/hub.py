@@ -138,11 +138,15 @@ class Hub:
                 story.tiers[name].tokens = held.tokens
 
     async def _read(self, request_id: str, story: Story) -> None:
-        """Turn new tokens of a request to text, in a thread."""
+        """Turn new tokens of a request to text, in a thread; not all tokens have one."""
         tokens = tokens_of(self.engine, request_id)
-        if tokens is not None:
+        if tokens is None:
+            return
+        try:
             story.words = story.words or Words(self.engine.get_tokenizer())
             await asyncio.to_thread(story.words.read, tokens)
+        except Exception as error:
+            logger.debug("EntropyKV: no text of request %s: %r", request_id, error)
 
     # -- telling -------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from entropykv_vllm.page.guard import HEADERS, Guard
 from entropykv_vllm.page.hub import Hub, Message, Viewer
+from entropykv_vllm.serving.view import LONGEST_NAME
 
 PATH = "/entropykv"
 FILES = {
@@ -26,8 +27,6 @@ FILES = {
     "/map.js": ("map.js", "text/javascript"),
     "/story.js": ("story.js", "text/javascript"),
 }
-#: The longest name of a request that is looked up.
-LONGEST_NAME = 512
 #: Seconds in which a browser must take a message.
 PATIENCE = 15.0
 

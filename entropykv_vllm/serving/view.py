@@ -29,6 +29,9 @@ from entropykv_vllm.serving import positions
 #: The most requests that an answer names, the oldest first.
 MOST_REQUESTS = 256
 
+#: Names are cut here, since clients choose them; a longer one can't be looked up.
+LONGEST_NAME = 512
+
 
 @dataclass(frozen=True)
 class GroupView:
@@ -151,7 +154,7 @@ class View:
         told = {
             name: getattr(followed, name) for name in ("serial", "prompt", "hit", "start", "end")
         }
-        return {"id": request_id, **told, "tiers": tiers}
+        return {"id": request_id[:LONGEST_NAME], **told, "tiers": tiers}
 
     def _held(self, request_id: str, followed: Followed, known: Sequence[int]) -> dict[str, Any]:
         """What each group holds of a request: where hot tokens begin, and what is left of others.

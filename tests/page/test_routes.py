@@ -21,6 +21,8 @@ ARGS = {
     "kv_eviction_ui": True,
     "kv_eviction_ui_text": False,
     "api_key": None,
+    "host": "cache.example",
+    "allowed_origins": ["*", "https://proxy.example"],
     "disable_log_stats": False,
 }
 
@@ -169,6 +171,23 @@ def test_text_is_there_with_the_flag_only_and_no_token_ever():
     assert asyncio.run(look(False)) == ""
 
 
+def test_a_text_that_cannot_be_read_hides_nothing_else():
+    async def look():
+        worker = view()
+        ran(worker, tokens=3)
+        engine = FakeEngine(worker, texts={"r": [97, -1, 98]})
+        visit = Visit(app_of(engine, kv_eviction_ui_text=True), "/entropykv/events?request=r")
+        await visit.start()
+        await visit.event()
+        told = await visit.until(lambda event: "tiers" in event["story"])
+        assert (told["problem"], told["requests"][0]["id"]) == (None, "r")
+        again = [await visit.event() for _ in range(5)]
+        assert [event["problem"] for event in again] == [None] * 5
+        await visit.leave()
+
+    asyncio.run(look())
+
+
 def test_shares_are_bytes_of_each_token():
     async def look():
         engine = FakeEngine(view())
@@ -216,6 +235,30 @@ def test_the_key_is_asked_for_and_nothing_else_needs_it():
 def test_another_sites_script_reads_nothing(headers, status):
     """vLLM's own answers may be read by all sites, unless it is told otherwise."""
     assert asyncio.run(ask(app_of(FakeEngine(view())), "/entropykv/events", **headers))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("attacker.example:8000", 403),
+        ("127.0.0.1.attacker.example", 403),
+        ("]", 403),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("localhost", 200),
+        ("Cache.example:8000", 200),
+        ("proxy.example", 200),
+    ],
+)
+def test_text_is_not_for_a_site_that_has_our_address_for_a_while(host, status):
+    """Its scripts are the page's own, as far as the browser can tell."""
+    headers = {"Host": host, "Sec-Fetch-Site": "same-origin"}
+    app = app_of(FakeEngine(view()), kv_eviction_ui_text=True)
+    assert asyncio.run(ask(app, "/entropykv/events", **headers))[0] == status
+    assert asyncio.run(ask(app_of(FakeEngine(view())), "/entropykv/events", **headers))[0] == 200
+    app = app_of(FakeEngine(view()), kv_eviction_ui_text=True, api_key=["geheim"])
+    headers["Authorization"] = "Bearer geheim"
+    assert asyncio.run(ask(app, "/entropykv/events", **headers))[0] == 200
 
 
 def test_no_more_than_so_many_look_at_a_time():

@@ -99,6 +99,13 @@ def test_many_requests_are_counted_and_not_all_named():
     assert (answer["total"], len(answer["requests"])) == (300, 256)
 
 
+def test_long_names_are_cut():
+    """Clients choose them, and every browser is told all of them each second."""
+    worker = view()
+    worker.note(step(new={"r" * 60_000: (10, 0, 10)}))
+    assert only(worker.look({}))["id"] == "r" * 512
+
+
 def test_layers_of_all_stages_and_heads_of_all_ranks_are_put_together():
     first, second = view(layers=(0, 1)), view(layers=(4, 2))
     (tier,) = merge.tiers([first.tiers(), second.tiers()])
