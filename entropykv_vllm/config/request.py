@@ -24,6 +24,11 @@ def asked(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: extra[key] for key in KEYS if extra and extra.get(key) is not None}
 
 
+def without(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A request's extra arguments but for ours."""
+    return {key: value for key, value in (extra or {}).items() if key not in KEYS} or None
+
+
 def read(extra: Mapping[str, Any] | None, settings: EvictionConfig | None, tokens: int) -> Control:
     """What a request asks for.
 

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-#: Stand for a message. Of private use, so no message begins with both.
-_MARKS = "\ue000", "\ue001"
+#: Stand for a message. A tokenizer may take a character apart into bytes, of which these share none
+#: at their beginnings, and none at their ends: so each text has one that shares neither with it.
+_MARKS = "\ue000", "\U000f0001", "\U00100042"
 
 
 async def message_span(
@@ -51,8 +52,21 @@ def _with_mark(message: Any, index: int) -> dict[str, Any]:
         raise ValueError(
             f"kv_protect names message {index}, which has no text: give a span of tokens instead"
         )
-    text = str(message["content"])
-    return {**message, "content": _MARKS[text.startswith(_MARKS[0]) or text.endswith(_MARKS[0])]}
+    text = _text(message["content"]).strip().encode(errors="replace")
+    return {**message, "content": next(mark for mark in _MARKS if not _alike(mark.encode(), text))}
+
+
+def _text(content: Any) -> str:
+    """The text of a message, which may be in parts."""
+    if isinstance(content, str):
+        return content
+    parts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _alike(mark: bytes, text: bytes) -> bool:
+    """Whether they begin or end with the same byte."""
+    return mark[:1] == text[:1] or mark[-1:] == text[-1:]
 
 
 def _difference(prompt: Sequence[int], other: Sequence[int]) -> str:

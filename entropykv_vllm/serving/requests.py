@@ -16,16 +16,21 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import SamplingParams
+from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine.input_processor import InputProcessor
 
 from entropykv_vllm.config import request as wishes
 from entropykv_vllm.config.settings import CONFIG_KEY
-from entropykv_vllm.plan.request import Control
+from entropykv_vllm.plan.request import AS_SERVED, Control
 from entropykv_vllm.serving.messages import message_span
 from entropykv_vllm.serving.room import check_room
 from entropykv_vllm.serving.settings import settings_of
 
 _MARK = "_entropykv_requests"
+_BEAMS = (
+    "beam search makes requests of its own, which ask for nothing: leave kv_eviction, kv_keep and "
+    "kv_protect out, or use_beam_search"
+)
 _RENDERS = ("render_chat", "render_responses", "render_completion")
 
 
@@ -47,10 +52,13 @@ def _rendering(render: Callable) -> Callable:
         prompts = _prompts(rendered)
         if not wishes.asked(extra) or prompts is None:
             return rendered
-        again = functools.partial(render, self, *args, **kwargs)
+        # Not into the cache of images: the engine's mirrors it, and sees none of these prompts.
+        again = functools.partial(render, self, *args, **{**kwargs, "skip_mm_cache": True})
         await _place_messages(request, prompts, again)
         for prompt in prompts:
-            check(self.renderer.config, request.vllm_xargs, _length(prompt))
+            asked = check(self.renderer.config, request.vllm_xargs, _length(prompt))
+            if asked != AS_SERVED and getattr(request, "use_beam_search", False):
+                raise VLLMValidationError(_BEAMS)
         return rendered
 
     return wrapper
@@ -62,7 +70,9 @@ def _processing(process_inputs: Callable) -> Callable:
         request = process_inputs(self, *args, **kwargs)
         params = request.sampling_params
         if isinstance(params, SamplingParams):
-            tokens = len(request.prompt_token_ids or request.prompt_embeds or ())
+            tokens = length_from_prompt_token_ids_or_embeds(
+                request.prompt_token_ids, request.prompt_embeds
+            )
             check(self.vllm_config, params.extra_args, tokens)
         return request
 

@@ -49,26 +49,34 @@ class EvictionSchedulerMixin:
         self.need_mamba_block_aligned_split = True
 
     def add_request(self, request: Request) -> None:
-        """vLLM's; a request may ask for something of its own."""
-        if request.request_id not in self.requests:
-            self._control(request)
+        """vLLM's; a request may ask for something of its own.
+
+        Workers read wishes too, for the live page: they are to find those that are granted.
+        """
+        params, new = request.sampling_params, request.request_id not in self.requests
+        if new and params and wishes.asked(params.extra_args) and not self._control(request):
+            params.extra_args = wishes.without(params.extra_args)
         super().add_request(request)
 
-    def _control(self, request: Request) -> None:
+    def _control(self, request: Request) -> bool:
         """Give a new request what it asks for, as far as there are pages.
 
         Servers have refused before what cannot be had (`serving.requests`). What still comes is
         served as any other request: one that waits for pages that never come would stop all.
+
+        Returns:
+            Whether it gets what it asks for.
         """
         asked, prompt = self._asked(request), request.num_prompt_tokens
         if asked == AS_SERVED:
-            return
+            return False
         room = self._room(asked, prompt + request.max_tokens)
         if room <= prompt:
             logger.warning("Request %s is too long for what it asks for.", request.request_id)
-            return
+            return False
         request.max_tokens = min(request.max_tokens, room - prompt)
         control(request, asked, self.kv_cache_manager.block_pool.hash_block_size)
+        return True
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
         """vLLM's; a session that outgrows the pages there are for what it asked for starts anew."""
@@ -96,7 +104,11 @@ class EvictionSchedulerMixin:
             return AS_SERVED
 
     def _room(self, asked: Control, tokens: int) -> int:
-        """The longest that a request of at most `tokens` tokens may become."""
+        """The longest that a request of at most `tokens` tokens may become.
+
+        Engines are handed larger numbers of tokens to answer than any request may have.
+        """
+        tokens = min(tokens, self.max_model_len)
         plans = [request_plan(tier.plan, asked) for tier in self._tiers]
         specs = [manager.kv_cache_spec for manager in self._others]
         others = [

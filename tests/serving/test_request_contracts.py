@@ -17,6 +17,7 @@ def test_a_renderer_turns_requests_into_tokens(vllm):
     for name in ("render_chat", "render_responses", "render_completion"):
         path = f"OnlineRenderer.{name}"
         assert vllm.parameters(module, path)[:2] == ["self", "request"]
+        assert "skip_mm_cache" in vllm.parameters(module, path)
     vllm.says(module, "OnlineRenderer.render_chat", "return conversation, engine_inputs")
     vllm.says(module, "OnlineRenderer.render_completion", "return engine_inputs")
     vllm.says(module, "OnlineRenderer._responses_render_result", "engine_input=engine_inputs[0]")

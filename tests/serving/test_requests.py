@@ -8,15 +8,18 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from vllm.exceptions import VLLMValidationError
 
 from entropykv_vllm.config.request import read
-from entropykv_vllm.config.settings import load
+from entropykv_vllm.config.settings import CONFIG_KEY, load
 from entropykv_vllm.pages.control import control_of
 from entropykv_vllm.plan.pool import Evicted, Pool
 from entropykv_vllm.plan.request import AS_SERVED, Control, before, joined, request_plan
 from entropykv_vllm.plan.schedule import TierPlan, cold_pages, peak_pages
+from entropykv_vllm.serving import requests
 from entropykv_vllm.serving.messages import message_span
 from entropykv_vllm.serving.room import controlled
 
@@ -164,9 +167,18 @@ def test_what_no_server_let_through_does_not_stop_the_scheduler(extra):
     scheduler.add_request(first)
     scheduler.add_request(second)
     assert control_of(first) == AS_SERVED
+    assert first.sampling_params.extra_args is None, "workers must not think that it was granted"
     run(scheduler, 60)
     assert not scheduler.requests
     assert first.num_tokens == 403
+
+
+def test_a_request_may_ask_for_more_tokens_than_there_are_numbers():
+    """Not all ways into an engine bound what is to be answered."""
+    scheduler, _ = make(pages=60)
+    request = wish("a", 100, 2**62, kv_eviction="none")
+    scheduler.add_request(request)
+    assert request.max_tokens == 60 * 4 - 100
 
 
 def test_a_pool_is_seen_with_the_eyes_of_a_request():
@@ -175,14 +187,14 @@ def test_a_pool_is_seen_with_the_eyes_of_a_request():
     assert controlled(pool, AS_SERVED).peak(2240) == 2 * peak_pages(PLAN, 2240)
 
 
-def render(request):
-    """A chat template that trims, and tokens that are characters."""
-    text = "".join(f"<{m['role']}>{m['content'].strip()}</>" for m in request.messages)
+def text_of(content) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
-    async def answer():
-        return request.messages, [{"prompt_token_ids": [ord(c) for c in text + "<answer>"]}]
 
-    return answer()
+async def render(request):
+    """A chat template that trims, and tokens that are bytes."""
+    text = "".join(f"<{m['role']}>{text_of(m['content']).strip()}</>" for m in request.messages)
+    return request.messages, [{"prompt_token_ids": [*f"{text}<answer>".encode()]}]
 
 
 class Chat(SimpleNamespace):
@@ -197,7 +209,7 @@ def span_of(messages: list[dict], index: int, **more) -> str:
     if not span:
         return ""
     first, end = map(int, span.split(":"))
-    return "".join(map(chr, prompt[first:end]))
+    return bytes(prompt[first:end]).decode()
 
 
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=4), st.data())
@@ -206,6 +218,15 @@ def test_a_message_is_found_wherever_it_stands(texts, data):
     messages = [{"role": "user", "content": text} for text in texts]
     index = data.draw(st.integers(-len(texts), len(texts) - 1))
     assert span_of(messages, index) == texts[index].strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["\U0001f600", "\ue000", "\U000f0001", "\U00100042\ue000", " \u4e00 "]
+)
+def test_a_message_may_share_bytes_with_what_stands_for_it(text):
+    for content in (text, [{"type": "text", "text": "a"}, {"type": "text", "text": text}]):
+        messages = [{"role": "user", "content": content}]
+        assert span_of(messages, 0) == text_of(content).strip()
 
 
 @pytest.mark.parametrize("text", ["user", "<user>", "</>", "", "a"])
@@ -226,3 +247,68 @@ def test_words_of_the_template_are_not_taken_for_a_message(text):
 def test_a_message_that_cannot_be_found_is_refused_in_words(messages, index, more, words):
     with pytest.raises(ValueError, match=words):
         asyncio.run(message_span(Chat(messages=messages, **more), index, [1], render))
+
+
+def server(**settings) -> SimpleNamespace:
+    """The configuration of a server whose pages can't be counted from outside."""
+    config = {CONFIG_KEY: {"policy": "entropykv", **settings}}
+    return SimpleNamespace(
+        additional_config=config,
+        cache_config=SimpleNamespace(num_gpu_blocks=0),
+        parallel_config=ONE,
+    )
+
+
+ONE = SimpleNamespace(data_parallel_size=1)
+
+
+def process(prompt: dict, **extra):
+    """What vLLM's input processor makes of a prompt, and we of that."""
+    from vllm.sampling_params import SamplingParams
+
+    made = SimpleNamespace(
+        sampling_params=SamplingParams(extra_args=extra),
+        **{"prompt_token_ids": None, "prompt_embeds": None, **prompt},
+    )
+    processor = SimpleNamespace(vllm_config=server())
+    return requests._processing(lambda self, params: made)(processor, made.sampling_params)
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"prompt_token_ids": [7] * 5}, {"prompt_embeds": torch.zeros(5, 8)}]
+)
+def test_prompts_are_counted_however_they_come(prompt):
+    process(prompt)
+    process(prompt, kv_protect=["0:5"])
+    with pytest.raises(VLLMValidationError, match="a span of this prompt of 5 tokens"):
+        process(prompt, kv_protect=["0:6"])
+
+
+def rendered(chat: Chat) -> tuple[list[bool], Chat]:
+    """A chat as it comes out of vLLM's renderer, and which renderings left images' cache alone."""
+    seen = []
+
+    async def render_chat(self, request, skip_mm_cache=False):
+        seen.append(skip_mm_cache)
+        return await render(request)
+
+    renderer = SimpleNamespace(renderer=SimpleNamespace(config=server()))
+    asyncio.run(requests._rendering(render_chat)(renderer, chat))
+    return seen, chat
+
+
+def test_renderings_that_only_look_for_messages_leave_the_cache_of_images_alone():
+    """The engine has a mirror of it, and gets only the first."""
+    messages = [{"role": "user", "content": "abc"}, {"role": "user", "content": "d"}]
+    seen, chat = rendered(Chat(messages=messages, vllm_xargs={"kv_protect": [0, 1]}))
+    assert seen == [False, True, True]
+    assert chat.vllm_xargs == {"kv_protect": ["6:9", "18:19"]}
+
+
+def test_beam_search_whose_requests_are_others_is_refused():
+    messages = [{"role": "user", "content": "abc"}]
+    plain = Chat(messages=messages, use_beam_search=True, vllm_xargs={"kv_eviction": "entropykv"})
+    assert rendered(plain)[1].vllm_xargs == {"kv_eviction": "entropykv"}
+    asks = Chat(messages=messages, use_beam_search=True, vllm_xargs={"kv_eviction": "none"})
+    with pytest.raises(VLLMValidationError, match="leave kv_eviction, kv_keep and kv_protect out"):
+        rendered(asks)
