@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, islice
 from typing import Literal
 
 #: How a page got its content; with `ColdPage.anchor` and `ColdPage.index` it names that content.
@@ -77,7 +78,7 @@ class TierPlan:
         return self.keep < 1 or self.cap is not None or self.bits < 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ColdPage:
     """A page of survivors: its table entry, and the name of its content.
 
@@ -91,7 +92,7 @@ class ColdPage:
     index: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """Read the pages at `src` entries, keep the best `len(dst)` cold pages of tokens, at `dst`.
 
@@ -354,10 +355,29 @@ def peak_pages(plan: TierPlan, tokens: int) -> int:
 
     The one figure used by the start-up memory check, the admission of a request and the tests.
     """
-    return max(
-        (
-            held_pages(plan, at, min(at + plan.interval, tokens))
-            for at in range(0, max(tokens, 1), plan.interval)
-        ),
-        default=0,
-    )
+    intervals = max(0, tokens - 1) // plan.interval
+    last = held_pages(plan, intervals * plan.interval, tokens)
+    return max(_peaks(plan).of(intervals), last)
+
+
+class _Peaks:
+    """The most pages that a request holds within its first intervals, by their number.
+
+    Asked for anew for each request with a wish and for many lengths, so it is counted once.
+    """
+
+    def __init__(self, plan: TierPlan) -> None:
+        self.plan = plan
+        self.known: tuple[int, ...] = (0,)
+
+    def of(self, intervals: int) -> int:
+        known, plan = self.known, self.plan  # a tuple: a server asks from several threads
+        if len(known) <= intervals:
+            starts = (i * plan.interval for i in range(len(known) - 1, intervals))
+            held = (held_pages(plan, at, at + plan.interval) for at in starts)
+            known += tuple(islice(accumulate(held, max, initial=known[-1]), 1, None))
+            self.known = known
+        return known[intervals]
+
+
+_peaks = lru_cache(maxsize=128)(_Peaks)
