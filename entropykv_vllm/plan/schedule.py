@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice
+from operator import sub
 from typing import Literal
 
 #: How a page got its content; with `ColdPage.anchor` and `ColdPage.index` it names that content.
@@ -66,6 +68,21 @@ class TierPlan:
         if self.cap is not None or not 0 < self.share < 1:
             return 0
         return math.ceil(-math.log2(self.share) - 1e-9)
+
+    @cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """The first segment of each protected range."""
+        return tuple(first for first, _ in self.protected)
+
+    @cached_property
+    def covered(self) -> tuple[int, ...]:
+        """The protected segments before each of the ranges, and all."""
+        return tuple(accumulate((end - first for first, end in self.protected), initial=0))
+
+    @cached_property
+    def competing(self) -> tuple[int, ...]:
+        """The segments before each protected range that compete for places."""
+        return tuple(map(sub, self.firsts, self.covered))
 
     @property
     def cap_pages(self) -> int | None:
@@ -122,21 +139,22 @@ def collapsed_segments(plan: TierPlan, at: int) -> int:
 
 def is_protected(plan: TierPlan, segment: int) -> bool:
     """Whether a segment keeps all its tokens by a request's wish."""
-    return any(first <= segment < end for first, end in plan.protected)
+    ranges = bisect_right(plan.firsts, segment)
+    return ranges > 0 and segment < plan.protected[ranges - 1][1]
 
 
 def unprotected(plan: TierPlan, segments: int) -> int:
     """How many of the first `segments` segments compete for places."""
-    return segments - sum(max(0, min(end, segments) - first) for first, end in plan.protected)
+    ranges = bisect_left(plan.firsts, segments)
+    if ranges == 0:
+        return segments
+    first, end = plan.protected[ranges - 1]
+    return segments - plan.covered[ranges - 1] - (min(end, segments) - first)
 
 
 def unprotected_segment(plan: TierPlan, number: int) -> int:
     """The segment that is the `number`-th, from 0 on, of those that compete for places."""
-    for first, end in plan.protected:
-        if number < first:
-            break
-        number += end - first
-    return number
+    return number + plan.covered[bisect_right(plan.competing, number)]
 
 
 def hot_start(plan: TierPlan, at: int) -> int:
@@ -230,7 +248,7 @@ def _newest_competing(plan: TierPlan, at: int) -> Iterator[ColdPage]:
 
 
 def _newest_protected(plan: TierPlan, segments: int) -> Iterator[ColdPage]:
-    for first, end in reversed(plan.protected):
+    for first, end in reversed(plan.protected[: bisect_left(plan.firsts, segments)]):
         for segment in range(min(end, segments) - 1, first - 1, -1):
             yield from reversed(segment_pages(plan, segment))
 
