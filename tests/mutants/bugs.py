@@ -202,8 +202,8 @@ BUGS = [
     Bug(
         "the peak is that of boundaries alone",
         PLAN,
-        "held_pages(plan, at, min(at + plan.interval, tokens))",
-        "held_pages(plan, at, min(at, tokens))",
+        "held = (held_pages(plan, at, at + plan.interval) for at in starts)",
+        "held = (held_pages(plan, at, at) for at in starts)",
         "tests/plan/test_schedule.py",
     ),
     Bug(
