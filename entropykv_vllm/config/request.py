@@ -12,6 +12,9 @@ from entropykv_vllm.plan.request import AS_SERVED, Control, Spans, joined
 #: The keys that are ours.
 EVICTION, KEEP, PROTECT = KEYS = "kv_eviction", "kv_keep", "kv_protect"
 
+#: How keys begin that are ours or meant to be, and the one that is vLLM's.
+_BEGINNING, _TRANSFER = "kv_", "kv_transfer_params"
+
 #: The most entries of `kv_protect`.
 MOST = 64
 
@@ -20,8 +23,9 @@ _KEEP_NOTHING = ("sink", "window")
 
 
 def asked(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The part of a request's extra arguments that is ours."""
-    return {key: extra[key] for key in KEYS if extra and extra.get(key) is not None}
+    """The part of a request's extra arguments that is ours, or looks as if it were."""
+    ours = [key for key in extra or {} if str(key).startswith(_BEGINNING) and key != _TRANSFER]
+    return {key: extra[key] for key in ours if extra and extra[key] is not None}
 
 
 def without(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -33,7 +37,8 @@ def read(extra: Mapping[str, Any] | None, settings: EvictionConfig | None, token
     """What a request asks for.
 
     Args:
-        extra: its extra arguments; all but ours are left alone.
+        extra: its extra arguments. All that do not begin as ours do are left alone; a server that
+            evicts refuses those that do and are not, which would else be dropped without a word.
         settings: the server's; None if it does not evict.
         tokens: of the prompt.
 
@@ -41,6 +46,8 @@ def read(extra: Mapping[str, Any] | None, settings: EvictionConfig | None, token
         ValueError: one sentence that says what is wrong and what to do.
     """
     wish = asked(extra)
+    if settings is None:
+        wish = {key: value for key, value in wish.items() if key in KEYS}
     if not wish or (wish == {EVICTION: "none"} and settings is None):
         return AS_SERVED
     if settings is None:
@@ -48,6 +55,7 @@ def read(extra: Mapping[str, Any] | None, settings: EvictionConfig | None, token
             f"this server does not evict: leave {' and '.join(wish)} out, or start it with "
             "--kv-eviction"
         )
+    _known(wish)
     off = _off(wish.get(EVICTION), settings.policy)
     spans = _spans(wish.get(PROTECT, []), tokens)
     if off:
@@ -55,6 +63,12 @@ def read(extra: Mapping[str, Any] | None, settings: EvictionConfig | None, token
             raise ValueError("kv_eviction 'none' keeps all tokens: leave kv_keep out")
         return Control(off=True)
     return Control(keep=_keep(wish.get(KEEP), settings), protect=spans)
+
+
+def _known(wish: Mapping[str, Any]) -> None:
+    for key in wish:
+        if key not in KEYS:
+            raise ValueError(f"a request cannot ask for {_short(key)}: there are {', '.join(KEYS)}")
 
 
 def _off(name: object, policy: str) -> bool:

@@ -56,11 +56,19 @@ def said(extra, settings=SETTINGS, tokens=1000) -> str:
         ({"kv_protect": "all"}, "a span of tokens as in Python"),
         ({"kv_protect": 0}, "names message 0, and this request has no messages"),
         ({"kv_protect": ["0:1"] * 65}, "has 65 entries: give at most 64"),
+        ({"kv_evict": "none"}, "cannot ask for 'kv_evict': there are kv_eviction, kv_keep, kv_pro"),
+        ({"kv_keep": 0.5, "kv_" + "b" * 5000: 8}, "cannot ask for 'kv_bbb"),
     ],
 )
 def test_a_wrong_wish_is_refused_in_words(extra, words):
     assert words in said(extra)
     assert len(said(extra)) < 300
+
+
+def test_keys_of_others_are_left_alone():
+    others = {"kv_transfer_params": {}, "window_size": 8, 7: 8}
+    assert read(others, SETTINGS, 10) == AS_SERVED
+    assert read({"kv_of_another_plugin": 1}, None, 10) == AS_SERVED
 
 
 def test_a_server_that_does_not_evict_says_so():
