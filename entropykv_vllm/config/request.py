@@ -12,8 +12,8 @@ from entropykv_vllm.plan.request import AS_SERVED, Control, Spans, joined
 #: The keys that are ours.
 EVICTION, KEEP, PROTECT = KEYS = "kv_eviction", "kv_keep", "kv_protect"
 
-#: How keys begin that are ours or meant to be, and the one that is vLLM's.
-_BEGINNING, _TRANSFER = "kv_", "kv_transfer_params"
+#: How keys begin that are ours or meant to be, and those that are vLLM's.
+_BEGINNING, _OTHERS = "kv_", ("kv_transfer_params", "kv_cache_report_mode")
 
 #: The most entries of `kv_protect`.
 MOST = 64
@@ -24,7 +24,7 @@ _KEEP_NOTHING = ("sink", "window")
 
 def asked(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """The part of a request's extra arguments that is ours, or looks as if it were."""
-    ours = [key for key in extra or {} if str(key).startswith(_BEGINNING) and key != _TRANSFER]
+    ours = [key for key in extra or {} if str(key).startswith(_BEGINNING) and key not in _OTHERS]
     return {key: extra[key] for key in ours if extra and extra[key] is not None}
 
 

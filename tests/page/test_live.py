@@ -2,6 +2,7 @@
 """The page of a real server while a request runs, in a browser where there is one."""
 
 import base64
+import contextlib
 import os
 import signal
 import threading
@@ -81,9 +82,11 @@ def test_the_page_is_told_what_the_plan_holds_of_a_request_and_its_text(url, pro
 
 @pytest.mark.skipif(executable() is None, reason="there is no Chromium on this machine")
 def test_a_browser_draws_it_and_runs_nothing_that_is_in_a_text(url, prompt):
-    with running(url, [prompt], ANSWER), browsing() as tab:
+    with browsing() as tab, contextlib.ExitStack() as requests:
         tab.show(1280, 900)
         tab.open(f"{url}/entropykv")
+        # Once the browser is there, which takes its time, lest the answer be over by then.
+        requests.enter_context(running(url, [prompt], 4 * ANSWER))
         tab.wait("document.querySelector('#requests button')", 60)
         tab.value("document.querySelector('#requests button').click()")
         tab.wait("document.querySelectorAll('#text span.k8').length > 4", 60)

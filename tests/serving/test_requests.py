@@ -87,7 +87,14 @@ def test_keep_has_no_effect_where_each_tier_names_its_own():
 
 
 def test_what_is_not_ours_is_left_alone():
-    assert read({"kv_transfer_params": {"x": 1}, "session_id": "7"}, SETTINGS, 10) == AS_SERVED
+    assert (
+        read(
+            {"kv_transfer_params": {}, "kv_cache_report_mode": "full", "session_id": "7"},
+            SETTINGS,
+            10,
+        )
+        == AS_SERVED
+    )
     assert read(None, SETTINGS, 10) == AS_SERVED
     assert read({"kv_keep": None}, SETTINGS, 10) == AS_SERVED
 
