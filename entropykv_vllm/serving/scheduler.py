@@ -37,7 +37,8 @@ class EvictionSchedulerMixin:
         super().__init__(*args, **kwargs)
         check_groups(self.vllm_config, self.kv_cache_config)
         managers = self.kv_cache_manager.coordinator.single_type_managers
-        self._audits = settings_of(self.vllm_config).debug
+        self._settings = settings_of(self.vllm_config)
+        self._audits = self._settings.debug
         self._tiers = [manager for manager in managers if isinstance(manager, TierManager)]
         self._others = [manager for manager in managers if not isinstance(manager, TierManager)]
         for tier in self._tiers:
@@ -67,26 +68,20 @@ class EvictionSchedulerMixin:
         Returns:
             Whether it gets what it asks for.
         """
-        asked, prompt = self._asked(request), request.num_prompt_tokens
+        asked = self._asked(request)
         if asked == AS_SERVED:
             return False
-        room = self._room(asked, prompt + request.max_tokens)
-        if room <= prompt:
+        if not self._fits(request, asked):
             logger.warning("Request %s is too long for what it asks for.", request.request_id)
             return False
-        request.max_tokens = min(request.max_tokens, room - prompt)
         control(request, asked, self.kv_cache_manager.block_pool.hash_block_size)
         return True
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
         """vLLM's; a session that outgrows the pages there are for what it asked for starts anew."""
         super()._update_request_as_session(session, update)
-        asked, prompt = control_of(session), session.num_prompt_tokens
-        if asked == AS_SERVED:
-            return
-        room = self._room(asked, prompt + session.max_tokens)
-        if room > prompt:
-            session.max_tokens = min(session.max_tokens, room - prompt)
+        asked = control_of(session)
+        if asked == AS_SERVED or self._fits(session, asked):
             return
         logger.warning("Request %s became too long for what it asks for.", session.request_id)
         self.kv_cache_manager.free(session)
@@ -95,10 +90,18 @@ class EvictionSchedulerMixin:
         self.reset_preempted_req_ids.add(session.request_id)
         release(session)
 
+    def _fits(self, request: Request, asked: Control) -> bool:
+        """Whether a prompt fits as it asks to be kept; its answer then ends where the pool does."""
+        prompt = request.num_prompt_tokens
+        room = self._room(asked, prompt + request.max_tokens)
+        if room > prompt:
+            request.max_tokens = min(request.max_tokens, room - prompt)
+        return room > prompt
+
     def _asked(self, request: Request) -> Control:
         extra = request.sampling_params and request.sampling_params.extra_args
         try:
-            return wishes.read(extra, settings_of(self.vllm_config), request.num_prompt_tokens)
+            return wishes.read(extra, self._settings, request.num_prompt_tokens)
         except ValueError as error:
             logger.warning("Request %s is served as others are: %s", request.request_id, error)
             return AS_SERVED
