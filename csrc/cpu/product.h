@@ -22,7 +22,7 @@ constexpr int kRows = 2, kColumns = 1;
 #endif
 
 template <int format> EKV_INLINE void fetch(const uint8_t* block) {
-  for (int line = 0; line < block_bytes(format); line += 64) __builtin_prefetch(block + line);
+  for (int line = 0; line < block_bytes(format); line += 64) __builtin_prefetch(block + line, 0, 2);
 }
 
 // Rows of `a` as float32.
