@@ -8,6 +8,7 @@ prefix cache has the pages, with eviction the compressed ones, so the answer com
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -170,6 +171,15 @@ def held(answer: Answer) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return the exit status."""
     args = parser().parse_args(argv)
+    try:
+        return demonstrate(args)
+    except KeyboardInterrupt:
+        print("\nbroken off; no server was left behind", file=sys.stderr)
+        return 130
+
+
+def demonstrate(args: argparse.Namespace) -> int:
+    """Ask one server, or one without eviction and one with it, and compare."""
     text, number = prompt(args.model, args.tokens, args.depth, args.seed)
     print(f"\n{args.tokens:,} tokens of prose, {number} at {100 * args.depth:.0f} % of them")
     if args.url:
@@ -196,7 +206,9 @@ def run(url: str, text: str, number: str) -> tuple[Answer, Answer]:
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=1800)
-    print("\nfirst time, streamed")
+    print(
+        "\nfirst time, streamed; on a CPU the prompt takes a minute or more to read ...", flush=True
+    )
     first = ask(client, url, text, stream=True)
     show(first, number)
     print("\nsecond time, not streamed")

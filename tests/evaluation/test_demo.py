@@ -85,3 +85,12 @@ def test_a_server_leaves_nothing_behind(monkeypatch, tmp_path):
     with pytest.raises(RunError, match="did not start:\nout of luck"), server.serving("m", []):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_broken_off_it_says_so_without_a_traceback(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "prompt", interrupted)
+    assert demo.main([]) == 130
+    assert "broken off" in capsys.readouterr().err

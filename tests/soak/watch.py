@@ -50,12 +50,13 @@ class Watch(threading.Thread):
         return self.looks
 
 
-def growth(looks: list[Look]) -> float:
-    """MiB an hour by which memory grew in the second half, by its least over quarters of that.
+def growth(looks: list[Look]) -> tuple[float, float]:
+    """MiB by which memory grew in the second half, and the hours in which it did.
 
-    The least of a stretch leaves out what single requests take for their time.
+    From the third quarter to the fourth, by the least of each: that leaves out what single requests
+    take for their time.
     """
     half = looks[len(looks) // 2 :]
     early, late = half[: len(half) // 2], half[len(half) // 2 :]
-    hours = (late[0].seconds - early[0].seconds) / 3600
-    return (min(x.megabytes for x in late) - min(x.megabytes for x in early)) / hours
+    grown = min(x.megabytes for x in late) - min(x.megabytes for x in early)
+    return grown, (late[0].seconds - early[0].seconds) / 3600
