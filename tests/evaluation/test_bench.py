@@ -118,6 +118,7 @@ def result(name: str, rate: float | None, exact: float) -> dict:
         "tokens a second while all decode": rate,
         "tokens a second": 10.0,
         "seconds": 60.0,
+        "decoding share": 0.25,
         "running at most": 2,
         "preemptions": 0,
         "seconds to the first token": mean,
@@ -134,7 +135,7 @@ def test_the_table_tells_ratios_and_gaps():
     assert lines[0][1] == "20.0"
     assert lines[1][1:3] == ["50.0 (2.50x)", "10.0 (1.00x)"]
     assert lines[2][1] == "–"
-    assert lines[1][6:] == ["1 (0.5-1.5)", "–", "50%", "50 (50-50)"]
+    assert lines[1][6:] == ["75%", "1 (0.5-1.5)", "–", "50%", "50 (50-50)"]
 
 
 def test_the_picture_is_drawn(tmp_path):

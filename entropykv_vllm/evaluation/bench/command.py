@@ -130,6 +130,7 @@ def rows(results: list[dict[str, Any]]) -> list[list[str]]:
                 _value(result[key], None if result is stock else stock[key], decimals)
                 for _, key, decimals in COLUMNS
             ),
+            f"{1 - result['decoding share']:.0%}",
             *(_waits(result[key], scale) for key, scale in WAITS),
             f"{result['pool used at most']:.0%}",
             table.interval(result["exact"]),
@@ -165,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     heads = [
         "",
         *(head for head, _, _ in COLUMNS),
+        "of it reading",
         "to the first, s",
         "between, ms",
         "pool",
