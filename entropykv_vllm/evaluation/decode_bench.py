@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from entropykv_vllm.evaluation import cells, dummy, options, presets, table
-from entropykv_vllm.evaluation.decode_cell import WARM_UP_STEPS
+from entropykv_vllm.evaluation.decode_cell import PROFILED_STEPS, WARM_UP_STEPS
 from entropykv_vllm.evaluation.options import words
 from entropykv_vllm.evaluation.progress import bar
 from entropykv_vllm.help_text import command_parser
@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--steps", type=LENGTH, default=32, help="steps to time")
     p.add_argument("--layers", type=Whole(1, 1024), default=6, help="layers of the model")
     p.add_argument("--repeats", type=COUNT, default=1, help="of all cells")
+    p.add_argument("--profile", action="store_true", help="tell where the time of a step goes")
     options.add_out(p, "results/decode")
     add_json(p)
     return p
@@ -69,7 +70,8 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
 def longest(args: argparse.Namespace, batch: int) -> int:
     """Return a length that no request reaches, though the first answer while the last are read."""
     reading = batch * math.ceil(args.tokens / STEP_TOKENS)
-    return min(args.tokens + reading + args.steps + WARM_UP_STEPS, 2 * args.tokens + 4096)
+    steps = WARM_UP_STEPS + args.steps + (PROFILED_STEPS if args.profile else 0)
+    return min(args.tokens + reading + steps, 2 * args.tokens + 4096)
 
 
 def spec(
@@ -82,6 +84,7 @@ def spec(
         "batch": batch,
         "steps": args.steps,
         "repeat": repeat,
+        **({"profile": True} if args.profile else {}),
         "engine": dummy.engine(folder, length, batch, batch * (length + 128), args.engine),
     }
 
@@ -139,6 +142,22 @@ def _row(results: list[dict[str, Any]], batch: int, name: str) -> list[str]:
     ]
 
 
+def profile_rows(results: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the profile: milliseconds of a step by part, and their share of it."""
+    return [
+        [
+            result["spec"]["name"],
+            f"{result['spec']['batch']}",
+            *(
+                f"{1000 * seconds:.1f} ({seconds / sum(result['parts'].values()):.0%})"
+                for seconds in result["parts"].values()
+            ),
+        ]
+        for result in results
+        if "parts" in result
+    ]
+
+
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all cells by turns."""
     folder = dummy.write(model(args), (args.out / "model").absolute())
@@ -167,6 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"bfloat16, median of {args.steps} steps and {args.repeats} repeats"
     )
     text = f"{title}\n\n{table.render(HEADER, rows(results))}"
+    if profiled := profile_rows(results):
+        heads = ["setting", "batch", *results[0]["parts"]]
+        text += f"\n\nms of a step under torch's profiler\n\n{table.render(heads, profiled)}"
     (args.out / "table.md").write_text(text + "\n")
     (args.out / "table.json").write_text(json.dumps(results, indent=1) + "\n")
     show(f"\n{text}", results, args.json)

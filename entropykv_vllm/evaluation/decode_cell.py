@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from entropykv_vllm.evaluation import cells, drive, dummy, engines
+from entropykv_vllm.evaluation import cells, drive, dummy, engines, step_profile
 
 WARM_UP_TOKENS = 1024  # long enough that pages are moved
 WARM_UP_STEPS = 4
+PROFILED_STEPS = 8  # after those that are timed
 
 
 class Stopwatch:
@@ -104,7 +105,10 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     moving, watch.seconds = watch.seconds, 0.0
     steps = decode(engine, batch, spec["steps"])
     used = drive.metrics(llm)["vllm:kv_cache_usage_perc"]
-    return {**summary(batch, reading, moving, steps, watch.seconds), "pool used": used}
+    found = {**summary(batch, reading, moving, steps, watch.seconds), "pool used": used}
+    if spec.get("profile"):
+        found["parts"] = step_profile.of(engine.step, PROFILED_STEPS)
+    return found
 
 
 if __name__ == "__main__":

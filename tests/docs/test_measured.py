@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md, docs/settings.md, scores.md and lara.md say was measured is in docs/data."""
+"""What README.md and docs/ say was measured is in docs/data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from entropykv_vllm.config.settings import preset_names
+from entropykv_vllm.evaluation.bench import command
 from tests.docs.markdown import ROOT, block
 
 DATA = ROOT / "docs/data"
@@ -85,3 +86,14 @@ def test_which_layers_find_more(row, where):
     cell = stored(f"{folder}/entropykv-{keep}.json")
     share, low, high = (f"{100 * value:.0f}" for value in cell["exact"])
     assert row[1:] == [f"{keep}", f"{100 * cell['held']:.0f} %", f"{share} ({low}-{high})"]
+
+
+def test_the_same_memory_without_eviction_and_with_it():
+    found = {
+        cell["spec"]["eviction"].get("preset", command.STOCK): cell
+        for cell in (stored(f"bench/{path.name}") for path in (DATA / "bench").glob("*.json"))
+    }
+    table = block("docs/benchmarks.md", "bench")
+    results = [{**found[row[0]], "name": row[0]} for row in table]
+    assert len(results) == len(preset_names())  # vLLM alone, and all but streaming
+    assert table == command.rows(results)

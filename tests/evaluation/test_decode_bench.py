@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from entropykv_vllm.evaluation import decode_bench, decode_cell, dummy
+from entropykv_vllm.evaluation import decode_bench, decode_cell, dummy, step_profile
 
 
 class Engine:
@@ -105,3 +105,34 @@ def test_all_settings_of_a_batch_get_the_same_pool_and_model(tmp_path):
     assert found[0]["engine"]["kv_cache_memory_bytes"] > 4 * 512 * 3 * 2 * 3 * 64 * 2
     assert found[0]["config"]["vocab_size"] == 4928  # a tenth of SmolLM2's, as its layers are
     assert found[0]["engine"]["max_model_len"] <= found[0]["config"]["max_position_embeddings"]
+
+
+def test_a_profile_adds_up_to_the_step():
+    times = [
+        ("entropykv::attention", 2.0),
+        ("entropykv::collapse", 0.5),
+        ("aten::mm", 1.0),
+        ("x", 0.25),
+    ]
+    parts = step_profile.summary(times, seconds=5.0, steps=2)
+    assert parts["attention"] == 1.0
+    assert parts["moving pages"] == 0.25
+    assert parts["matrix products"] == 0.5
+    assert parts[step_profile.OTHER] == 0.125
+    assert sum(parts.values()) == pytest.approx(2.5)
+
+
+def test_operations_that_run_are_seen():
+    import torch
+
+    parts = step_profile.of(lambda: torch.ones(300, 300) @ torch.ones(300, 300), steps=3)
+    assert parts["matrix products"] > 0
+    assert parts["attention"] == 0
+
+
+def test_only_profiled_cells_are_in_the_profile():
+    parts = {"attention": 0.03, "matrix products": 0.01}
+    spec = {"name": "max", "batch": 4}
+    assert decode_bench.profile_rows([{"spec": spec, "parts": parts}, {"spec": spec}]) == [
+        ["max", "4", "30.0 (75%)", "10.0 (25%)"]
+    ]

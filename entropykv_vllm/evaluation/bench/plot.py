@@ -40,7 +40,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> bool:
     fast.set(xlabel="tokens a second")
     right.set(xlabel="needles found, %", xlim=(-3, 103))
     fast.invert_yaxis()
-    fast.legend(frameon=False, loc="lower right", fontsize=8)
+    figure.legend(frameon=False, loc="outside upper left", ncols=2, fontsize=9)
     for axes in (fast, right):
         axes.grid(alpha=0.3, axis="x")
     figure.savefig(path, dpi=150)
