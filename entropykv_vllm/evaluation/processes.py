@@ -8,15 +8,21 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
 
 @contextlib.contextmanager
 def started(
-    command: list[str], env: Mapping[str, str], output: int | IO[str]
+    command: list[str],
+    env: Mapping[str, str],
+    output: int | IO[str],
+    hold: Callable[[], None] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that starts others, as vLLM does; none of them outlives the block."""
+    """Start a process that starts others, as vLLM does; none of them outlives the block.
+
+    `hold` is a `lifeline` for one that would go on if this process were killed.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as after Ctrl-C
     child = subprocess.Popen(
         command,
@@ -25,6 +31,7 @@ def started(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # a process group of its own, so it can be ended as one
+        preexec_fn=hold,
     )
     try:
         yield child

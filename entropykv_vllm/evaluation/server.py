@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation.processes import started
+from entropykv_vllm.lifeline import lifeline
 
 SERVED_NAME = "smollm2"
 PATIENCE = 600  # seconds until a server must be ready
@@ -76,7 +78,8 @@ def serving(model: str, arguments: list[str]) -> Iterator[tuple[str, Path]]:
     with tempfile.TemporaryDirectory(prefix="entropykv-") as folder:
         log = Path(folder) / "server.log"
         env = {**environment(arguments), "TMPDIR": folder}
-        with log.open("w") as sink, started(command(model, port, arguments), env, sink) as child:
+        words, hold = command(model, port, arguments), lifeline(signal.SIGTERM)
+        with log.open("w") as sink, started(words, env, sink, hold) as child:
             url = f"http://127.0.0.1:{port}"
             _wait(url, child, log)
             yield url, log

