@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from entropykv_vllm.doctor.check import Check, ok
 from entropykv_vllm.doctor.engine import Probed
-from entropykv_vllm.model.fetch import NAME, is_ready, model_folder
+from entropykv_vllm.model.fetch import NAME, FetchError, is_ready, model_folder
 
 #: As the extra `ray` in pyproject.toml has it.
 OLDEST_RAY = (2, 50)
@@ -42,7 +42,11 @@ def _release(number: str) -> tuple[int, ...]:
 
 def model() -> Check:
     """Does the small model lie in the cache, with the content that its manifest lists?"""
-    folder = model_folder()
+    try:
+        folder = model_folder()
+    except FetchError:
+        advice = "Name a folder in ENTROPYKV_CACHE, if you have no model of your own."
+        return Check("small model", "warn", "there is no home folder for it", advice)
     if is_ready(folder):
         return ok("small model", f"{NAME} as it was built")
     if folder.exists():

@@ -148,6 +148,8 @@ def test_the_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "not as it was built" in extras.model().found
     monkeypatch.setattr(extras, "is_ready", lambda _: True)
     assert extras.model().state == "ok"
+    monkeypatch.setenv("ENTROPYKV_CACHE", "~there-is-no-such-user/models")
+    assert "no home folder" in extras.model().found
 
 
 @pytest.mark.parametrize(("state", "status"), [("ok", 0), ("warn", 0), ("fail", 1)])
