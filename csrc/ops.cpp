@@ -85,6 +85,7 @@ void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Te
                   "entropykv: more slots than tokens");
   for (int64_t i = 0; i < tokens; ++i)
     STD_TORCH_CHECK(where[i] < end, "entropykv: slot ", where[i], " is outside the cache");
+  check_apart({&slots}, cache);
   const auto* k = static_cast<const uint8_t*>(key.const_data_ptr());
   const auto* v = static_cast<const uint8_t*>(value.const_data_ptr());
   const Kernels& run = kernels();
@@ -100,10 +101,10 @@ struct Batch {
   const int32_t *starts, *table, *cold, *hot;
   int64_t width, requests;
 
-  int queries(int64_t request) const { return starts[request + 1] - starts[request]; }
+  int64_t queries(int64_t request) const { return int64_t{starts[request + 1]} - starts[request]; }
   const int32_t* pages(int64_t request) const { return table + request * width; }
-  int hot_pages(int64_t request, const Cache& c) const {
-    return int((hot[request] + int64_t{c.page} - 1) / c.page);
+  int64_t pages_in_use(int64_t request, const Cache& c) const {
+    return cold[request] + (hot[request] + int64_t{c.page} - 1) / c.page;
   }
 };
 
@@ -208,7 +209,7 @@ std::vector<Unit> units_of(const Attention& call, const Batch& batch, const int3
   const Cache& c = call.cache;
   const int block = std::max(1, kMaxRows / call.group);
   for (int64_t r = 0; r < batch.requests; ++r) {
-    const int queries = batch.queries(r), start = from ? std::max(from[r], 0) : 0;
+    const int queries = int(batch.queries(r)), start = from ? std::max(from[r], 0) : 0;
     for (int head = 0; head < c.heads; ++head)
       for (int first = start; first < queries; first += block) {
         Unit u{};
@@ -234,20 +235,23 @@ Attention attention_of(const Tensor& query, const Tensor& cache, int64_t bits, d
   call.query = static_cast<const uint8_t*>(query.const_data_ptr());
   call.query_type = type_of(query);
   call.query_stride = query.stride(0);
-  call.group = int(query.size(1) / c.heads);
-  STD_TORCH_CHECK(call.group <= kMaxRows, "entropykv: at most ", kMaxRows,
-                  " query heads share a KV head");
+  const int64_t group = query.size(1) / c.heads;
+  STD_TORCH_CHECK(group >= 1 && group <= kMaxRows, "entropykv: 1 to ", kMaxRows,
+                  " query heads share a KV head, not ", group);
+  call.group = int(group);
   call.scale = float(scale);
   call.softcap = float(softcap);
   return call;
 }
 
 void check_request(const Batch& batch, int64_t r, const Cache& c, int64_t pages) {
-  const int queries = batch.queries(r), cold = batch.cold[r], hot = batch.hot[r];
+  const int64_t queries = batch.queries(r), cold = batch.cold[r], hot = batch.hot[r];
   STD_TORCH_CHECK(
-      queries >= 0 && queries <= hot && cold >= 0 && cold + batch.hot_pages(r, c) <= batch.width,
+      queries >= 0 && queries <= hot && cold >= 0 && batch.pages_in_use(r, c) <= batch.width,
       "entropykv: request ", r, " has more tokens than pages, or queries than hot tokens");
-  for (int i = 0; i < cold + batch.hot_pages(r, c); ++i)
+  STD_TORCH_CHECK(cold * std::max(c.page, c.cold_tokens) + hot <= kMostTokens,
+                  "entropykv: request ", r, " has more than ", kMostTokens, " tokens");
+  for (int64_t i = 0; i < batch.pages_in_use(r, c); ++i)
     STD_TORCH_CHECK(batch.pages(r)[i] >= 0 && batch.pages(r)[i] < pages, "entropykv: page ",
                     batch.pages(r)[i], " is outside the cache");
 }
@@ -261,10 +265,11 @@ Batch batch_of(const Tensor& starts, const Tensor& table, const Tensor& cold, co
   batch.hot = integers<int32_t>(hot, ScalarType::Int, 1, "hot");
   batch.width = table.size(1);
   batch.requests = cold.numel();
-  STD_TORCH_CHECK(starts.numel() == batch.requests + 1 && table.size(0) >= batch.requests &&
-                      hot.numel() == batch.requests &&
-                      (batch.requests == 0 || batch.starts[batch.requests] <= rows),
-                  "entropykv: starts, table, cold and hot do not fit each other or the queries");
+  STD_TORCH_CHECK(
+      starts.numel() == batch.requests + 1 && table.size(0) >= batch.requests &&
+          hot.numel() == batch.requests &&
+          (batch.requests == 0 || (batch.starts[0] >= 0 && batch.starts[batch.requests] <= rows)),
+      "entropykv: starts, table, cold and hot do not fit each other or the queries");
   for (int64_t r = 0; r < batch.requests; ++r) check_request(batch, r, c, pages);
   return batch;
 }
@@ -288,6 +293,7 @@ void attention(const Tensor& query, const Tensor& cache, const Tensor& output, c
       "entropykv: output is [tokens, query heads, head size] as the queries, heads side by side");
   const Batch batch = batch_of(starts, table, cold, hot, std::min(query.size(0), output.size(0)),
                                call.cache, cache.size(0));
+  check_apart({&starts, &table, &cold, &hot}, output);
   const Output out{static_cast<uint8_t*>(output.mutable_data_ptr()), type_of(output),
                    output.stride(0), sinks_of(sinks, query.size(1))};
   auto units = units_of(call, batch, nullptr);
@@ -301,7 +307,7 @@ void attention(const Tensor& query, const Tensor& cache, const Tensor& output, c
 void clear_slots(const Slots& mass, const Batch& batch, int64_t request, const Cache& c, int head) {
   const int32_t* pages = batch.pages(request);
   const int cold = batch.cold[request];
-  for (int i = 0; i < cold + batch.hot_pages(request, c); ++i)
+  for (int64_t i = 0; i < batch.pages_in_use(request, c); ++i)
     std::fill_n(slots_of(mass, pages[i], head), i < cold ? c.cold_tokens : c.page, 0.0f);
 }
 
@@ -318,6 +324,7 @@ void observe(const Tensor& query, const Tensor& cache, const Tensor& mass, const
   const auto* clear = integers<int32_t>(fresh, ScalarType::Int, 1, "fresh");
   STD_TORCH_CHECK(first.numel() == batch.requests && fresh.numel() == batch.requests,
                   "entropykv: first and fresh have one number for each request");
+  check_apart({&starts, &table, &cold, &hot, &first, &fresh}, mass);
   const float* logits = sinks_of(sinks, query.size(1));
   const auto units = units_of(call, batch, from);
   const Kernels& run = kernels();
@@ -366,6 +373,9 @@ Moves moves_of(const Tensor& cache, const Tensor& src, const Tensor& dst, const 
   m.into = int(dst.size(1));
   m.run = 1;
   m.from_bits = int(from_bits);
+  STD_TORCH_CHECK(src.size(1) <= kMostTokens / std::max(m.cache.page, m.cache.cold_tokens),
+                  "entropykv: a move has more than ", kMostTokens, " tokens");
+  check_apart({&src, &dst, &sinks}, cache);
   for (const Tensor* t : {&src, &dst})
     for (int64_t i = 0; i < t->numel(); ++i) {
       const int64_t page = static_cast<const int64_t*>(t->const_data_ptr())[i];
@@ -387,8 +397,11 @@ void score_by(Moves& m, const std::string& policy, const std::optional<Tensor>& 
   m.scores = static_cast<const float*>(scores->const_data_ptr());
 }
 
-void carry(Moves& m, const std::optional<Tensor>& side, const Tensor& cache) {
-  if (side) m.side = slots_of(*side, "side", cache, std::max(m.page_tokens(), m.cache.cold_tokens));
+void carry(Moves& m, const std::optional<Tensor>& side, const Tensor& cache,
+           std::initializer_list<const Tensor*> integers) {
+  if (!side) return;
+  m.side = slots_of(*side, "side", cache, std::max(m.page_tokens(), m.cache.cold_tokens));
+  check_apart(integers, *side);
 }
 
 // Keys, values, scores and side numbers, and the survivors' keys, values and codes, of one head of
@@ -456,7 +469,8 @@ thread_local Tokens tokens_of_thread;
 
 std::vector<int> choose(const Moves& m, int64_t move, const std::vector<float>& scores) {
   const int tokens = int(scores.size()), keep = m.into * m.cache.cold_tokens;
-  return best_runs(scores.data(), tokens, keep, int(std::min<int64_t>(m.sinks[move], keep)), m.run);
+  const int protect = int(std::clamp<int64_t>(m.sinks[move], 0, keep));
+  return best_runs(scores.data(), tokens, keep, protect, m.run);
 }
 
 // Each head by itself. Moves go in order, so that a page freed by one may be filled by a later one.
@@ -505,7 +519,7 @@ void collapse(const Tensor& cache, const Tensor& src, const Tensor& dst, const T
               int64_t bits, std::optional<Tensor> scores, std::optional<Tensor> side) {
   Moves m = moves_of(cache, src, dst, sinks, from_bits, bits);
   score_by(m, policy, scores);
-  carry(m, side, cache);
+  carry(m, side, cache, {&src, &dst, &sinks});
   STD_TORCH_CHECK(m.into * m.cache.cold_tokens <= m.tokens(), "entropykv: ", m.from,
                   " pages do not fill ", m.into, " cold ones");
   STD_TORCH_CHECK((granularity == "token" || granularity == "block") &&
@@ -521,7 +535,7 @@ void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tenso
           std::optional<Tensor> side) {
   Moves m = moves_of(cache, src, dst, sinks, bits, bits);
   score_by(m, policy, scores);
-  carry(m, side, cache);
+  carry(m, side, cache, {&src, &dst, &sinks});
   const Cache& c = m.cache;
   m.run = c.cold_tokens;
   for_each(c.heads, [&](int64_t head) {
@@ -551,6 +565,8 @@ std::string isa() {
   return kernels().name;
 }
 int64_t cold_capacity(int64_t head_size, int64_t page, int64_t item, int64_t bits) {
+  check_sizes(head_size, page, bits);
+  STD_TORCH_CHECK(item == 2 || item == 4, "entropykv: numbers have 2 or 4 bytes, not ", item);
   return capacity(int(head_size), int(page), int(item), int(bits));
 }
 

@@ -20,6 +20,10 @@ constexpr int kBlock = 8;          // channels (keys) or tokens (values) of a bl
 constexpr int kGroup = 64;         // tokens whose keys share a scale and a zero per channel
 constexpr int kMaxHead = 256;      // largest head size
 constexpr int kLongestUnit = 1024; // the longest that the shortest segment may be, in tokens
+// What is more is refused, so that numbers of tokens fit an int.
+constexpr int kMostHeads = 1 << 16;  // of a cache
+constexpr int kMostPage = 1 << 16;   // tokens of a hot page
+constexpr int kMostTokens = 1 << 30; // of a request, or of a move
 
 EKV_HD constexpr int item_bytes(int type) {
   return type == kFloat32 ? 4 : 2;

@@ -7,6 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+
 namespace entropykv {
 
 extern const Kernels kGeneric;
@@ -71,7 +73,8 @@ const Kernels* best(const char* limit) {
   return found;
 }
 
-const Kernels* current = nullptr;
+// Threads of the first call may ask for it at once.
+std::atomic<const Kernels*> current{nullptr};
 
 constexpr int kCount = sizeof kChoices / sizeof *kChoices;
 
@@ -82,8 +85,9 @@ const char* isa_name(int i) {
 }
 
 const Kernels& kernels() {
-  if (!current) current = best(getenv("ENTROPYKV_ISA"));
-  return *current;
+  const Kernels* found = current.load(std::memory_order_relaxed);
+  if (!found) current = found = best(getenv("ENTROPYKV_ISA"));
+  return *found;
 }
 
 bool set_isa(const char* name) {

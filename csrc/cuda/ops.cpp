@@ -114,9 +114,10 @@ void write(const Tensor& key, const Tensor& value, const Tensor& cache, const Te
     check_device(*t, cache, "keys and values");
   }
   w.slots = integers(slots, cache, 1, "slots");
+  check_apart({&slots}, cache);
   w.tokens = slots.numel();
-  w.key_stride = key.stride(0) * item_bytes(w.type);
-  w.value_stride = value.stride(0) * item_bytes(w.type);
+  w.key_stride = step_of(key, item_bytes(w.type));
+  w.value_stride = step_of(value, item_bytes(w.type));
   if (!w.tokens) return;
   w.key = aligned(key, w.key_stride, "keys");
   w.value = aligned(value, w.value_stride, "values");
@@ -152,11 +153,17 @@ struct Call {
     m.src = integers(src, caches[0], 2, "src");
     m.dst = integers(dst, caches[0], 2, "dst");
     m.sinks = integers(sinks, caches[0], 1, "sinks");
-    m.moves = int(src.size(0));
     STD_TORCH_CHECK(
-        dst.size(0) == m.moves && sinks.numel() == m.moves && dst.size(1) >= 1 &&
+        dst.size(0) == src.size(0) && sinks.numel() == src.size(0) && dst.size(1) >= 1 &&
             dst.size(1) <= src.size(1),
         "entropykv: src, dst and sinks have one row per move, and a move makes pages fewer");
+    STD_TORCH_CHECK(src.size(0) <= kMostTokens &&
+                        src.size(1) <= kMostTokens / std::max(m.pages.page, m.pages.cold_tokens),
+                    "entropykv: a call has at most ", kMostTokens,
+                    " moves, and a move as many tokens");
+    for (const auto* written : {&caches, &side})
+      for (const Tensor& t : *written) check_apart({&src, &dst, &sinks}, t);
+    m.moves = int(src.size(0));
     m.from = int(src.size(1));
     m.into = int(dst.size(1));
     m.format = from_bits == 8 ? kCold8 : from_bits == 4 ? kCold4 : m.pages.type;

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random caches and batches, with garbage wherever nothing may be read."""
 
+import os
 from dataclasses import dataclass, fields, replace
 
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from entropykv_vllm.kernels import reference
@@ -15,7 +17,16 @@ HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 192, 256)
 PAGES = (16, 32, 48, 64)
 GARBAGE = ("nan", "inf", "noise")
 
+#: Of the examples; `make sanitize` plays fewer, since each takes longer.
+SHARE = float(os.environ.get("EXAMPLES_SHARE", 1))
+
 seeds = st.integers(0, 2**31)
+
+
+def examples(count):
+    """As many examples, however long they take."""
+    count = max(1, round(count * SHARE))
+    return settings(deadline=None, max_examples=count, suppress_health_check=list(HealthCheck))
 
 
 def garbage(shape, dtype, kind):

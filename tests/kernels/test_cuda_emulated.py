@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from entropykv_vllm.config.settings import EvictionConfig
@@ -19,6 +19,7 @@ from tests.kernels.paged import (
     HEAD_SIZES,
     PAGES,
     Brief,
+    examples,
     fill_cold,
     garbage,
     new_cache,
@@ -39,10 +40,6 @@ from tests.kernels.test_native import (
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs a compiler")
 SIZES = (16, *HEAD_SIZES)
-
-
-def examples(count):
-    return settings(deadline=None, max_examples=count, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module", autouse=True)

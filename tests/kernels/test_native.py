@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from entropykv_vllm.kernels import formats, reference
@@ -22,6 +22,7 @@ from tests.kernels.paged import (
     PAGES,
     Brief,
     batches,
+    examples,
     fill_cold,
     garbage,
     long,
@@ -49,10 +50,6 @@ TIE = 1e-5
 OTHER_CODES = 1e-3
 
 every_isa = pytest.mark.parametrize("isa", native.supported())
-
-
-def examples(count):
-    return settings(deadline=None, max_examples=count, suppress_health_check=list(HealthCheck))
 
 
 def same_bytes(a, b):

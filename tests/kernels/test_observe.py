@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from entropykv_vllm.kernels import native, reference
-from tests.kernels.paged import batches, long
+from tests.kernels.paged import batches, examples, long
 
 if not native.load():
     pytest.skip("the native kernels are not built", allow_module_level=True)
@@ -25,10 +25,6 @@ every_isa = pytest.mark.parametrize("isa", native.supported())
 short = st.tuples(st.integers(0, 3), st.integers(0, 130), st.integers(0, 20))
 several = st.lists(short, min_size=1, max_size=6)
 far = st.lists(long, min_size=1, max_size=2)
-
-
-def examples(count):
-    return settings(deadline=None, max_examples=count, suppress_health_check=list(HealthCheck))
 
 
 def draw_counts(batch):
