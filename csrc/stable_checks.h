@@ -84,7 +84,8 @@ inline Geometry geometry_of(const torch::stable::Tensor& t, int64_t bits) {
       t.dim() == 4 && t.stride(3) == 1 && t.stride(2) == t.size(3) &&
           heads_are_apart(t, t.size(2) * t.size(3)),
       "entropykv: a cache is [pages, heads, page, 2 * head size], each page contiguous");
-  STD_TORCH_CHECK(t.size(3) % 2 == 0, "entropykv: keys and values have one head size");
+  STD_TORCH_CHECK(t.size(3) % 2 == 0, "entropykv: head sizes are multiples of 16, not half of ",
+                  t.size(3));
   check_sizes(t.size(3) / 2, t.size(2), bits);
   STD_TORCH_CHECK(t.size(1) >= 1 && t.size(1) <= kMostHeads, "entropykv: a cache has 1 to ",
                   kMostHeads, " heads, not ", t.size(1));

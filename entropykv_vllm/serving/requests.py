@@ -3,7 +3,8 @@
 
 vLLM hands `vllm_xargs` on without looking at it. What is wrong with ours must be said before an
 answer begins to stream, so vLLM's renderer is wrapped, which turns a request into tokens; and its
-input processor, through which requests come that have no such renderer.
+input processor, through which requests come that have no such renderer. What brings tokens with it
+passes the renderer too, with all that is asked for in its sampling parameters.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def install() -> None:
     setattr(InputProcessor, _MARK, True)
     for name in _RENDERS:
         setattr(OnlineRenderer, name, _rendering(getattr(OnlineRenderer, name)))
+    OnlineRenderer.preprocess_completion = _taking(OnlineRenderer.preprocess_completion)
     InputProcessor.process_inputs = _processing(InputProcessor.process_inputs)
 
 
@@ -54,12 +56,37 @@ def _rendering(render: Callable) -> Callable:
             return rendered
         # Not into the cache of images: the engine's mirrors it, and sees none of these prompts.
         again = functools.partial(render, self, *args, **{**kwargs, "skip_mm_cache": True})
-        await _place_messages(request, prompts, again)
-        for prompt in prompts:
-            asked = check(self.renderer.config, request.vllm_xargs, _length(prompt))
-            if asked != AS_SERVED and getattr(request, "use_beam_search", False):
-                raise VLLMValidationError(_BEAMS)
+        try:
+            await _look(self, request, prompts, again)
+        except VLLMValidationError as error:
+            # Returned as vLLM's own refusals are: what is raised here some routes log as a crash.
+            return self.create_error_response(error)
         return rendered
+
+    return wrapper
+
+
+async def _look(
+    renderer: OnlineRenderer, request: Any, prompts: Sequence[Any], render: Callable
+) -> None:
+    """Check what a request asks for, for each of its prompts."""
+    await _place_messages(request, prompts, render)
+    for prompt in prompts:
+        asked = check(renderer.renderer.config, request.vllm_xargs, _length(prompt))
+        if asked != AS_SERVED and getattr(request, "use_beam_search", False):
+            raise VLLMValidationError(_BEAMS)
+
+
+def _taking(take: Callable) -> Callable:
+    """Tokens that come with sampling parameters, as in `/inference/v1/generate`."""
+
+    @functools.wraps(take)
+    async def wrapper(self: OnlineRenderer, request: Any, *args, **kwargs):
+        prompts = await take(self, request, *args, **kwargs)
+        params = getattr(request, "sampling_params", None)
+        for prompt in prompts if isinstance(params, SamplingParams) else ():
+            check(self.renderer.config, params.extra_args, _length(prompt))
+        return prompts
 
     return wrapper
 
@@ -106,8 +133,17 @@ async def _place_messages(request: Any, prompts: Sequence[Any], render: Callable
         spans = {i: await message_span(request, i, _tokens(prompts[0]), render) for i in indices}
     except ValueError as error:
         raise VLLMValidationError(str(error)) from None
-    placed = [spans.get(entry, entry) if entry in indices else entry for entry in entries]
-    request.vllm_xargs = {**extra, wishes.PROTECT: [entry for entry in placed if entry]}
+    # By kind, not by value: 0.0 is equal to an index and "" looks as if it had no tokens.
+    placed = [_placed(entry, spans) for entry in entries]
+    request.vllm_xargs = {**extra, wishes.PROTECT: [x for part in placed for x in part]}
+
+
+def _placed(entry: Any, spans: Mapping[int, str]) -> list[Any]:
+    """An entry with a span for an index; a message without tokens has none."""
+    index = wishes.message_index(entry)
+    if index is None:
+        return [entry]
+    return [spans[index]] if spans[index] else []
 
 
 def _prompts(rendered: Any) -> list[Any] | None:

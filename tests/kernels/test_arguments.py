@@ -120,7 +120,7 @@ def test_what_is_right_is_not_refused(name):
         ((0, HEADS, 2**32 + PAGE, 2 * DIM), "not 32 and 4294967312"),
         ((PAGES, HEADS, PAGE, 0), "not 0 and 16"),
         ((0, HEADS, PAGE, 2**32 + 2 * DIM), "not 2147483680 and 16"),
-        ((PAGES, HEADS, PAGE, 33), "one head size"),
+        ((PAGES, HEADS, PAGE, 33), "not half of 33"),
     ],
 )
 def test_sizes_of_a_cache_are_refused(name, shape, message):

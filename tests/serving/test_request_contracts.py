@@ -32,6 +32,31 @@ def test_extra_arguments_are_read_after_rendering(vllm):
     vllm.says(f"{chat}.serving", create, "render_chat_request(request)", "to_sampling_params(")
 
 
+def test_tokens_that_come_with_parameters_pass_the_renderer_before_an_answer_begins(vllm):
+    module = "entrypoints.scale_out.token_in_token_out.serving"
+    vllm.says(
+        module,
+        "ServingTokens.serve_tokens",
+        "await self.online_renderer.preprocess_completion( request,",
+        "self.engine_client.generate(",
+    )
+    vllm.says("renderers.online_renderer", "OnlineRenderer.preprocess_completion", "return await")
+    router = "entrypoints.scale_out.token_in_token_out.api_router"
+    vllm.says(router, "generate", "await handler.serve_tokens(", "StreamingResponse(")
+
+
+def test_what_a_renderer_refuses_it_may_return(vllm):
+    """As our refusals are."""
+    vllm.says("renderers.online_renderer", "OnlineRenderer.create_error_response", "message: str |")
+    serving = "entrypoints.openai"
+    for name, path in {
+        "chat_completion": "OpenAIServingChat._create_chat_completion",
+        "completion": "OpenAIServingCompletion._create_completion",
+        "responses": "OpenAIServingResponses._create_responses",
+    }.items():
+        vllm.says(f"{serving}.{name}.serving", path, "ErrorResponse): return ")
+
+
 def test_all_requests_pass_the_input_processor(vllm):
     module, path = "v1.engine.input_processor", "InputProcessor.process_inputs"
     vllm.says(module, path, "EngineCoreRequest(", "sampling_params=sampling_params")

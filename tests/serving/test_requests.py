@@ -299,8 +299,8 @@ def test_prompts_are_counted_however_they_come(prompt):
         process(prompt, kv_protect=["0:6"])
 
 
-def rendered(chat: Chat) -> tuple[list[bool], Chat]:
-    """A chat as it comes out of vLLM's renderer, and which renderings left images' cache alone."""
+def rendered(chat: Chat) -> tuple[list[bool], object]:
+    """What a chat gets of vLLM's renderer, and which renderings left images' cache alone."""
     seen = []
 
     async def render_chat(self, request, skip_mm_cache=False):
@@ -308,22 +308,63 @@ def rendered(chat: Chat) -> tuple[list[bool], Chat]:
         return await render(request)
 
     renderer = SimpleNamespace(renderer=SimpleNamespace(config=server()))
-    asyncio.run(requests._rendering(render_chat)(renderer, chat))
-    return seen, chat
+    renderer.create_error_response = lambda error: error
+    return seen, asyncio.run(requests._rendering(render_chat)(renderer, chat))
 
 
 def test_renderings_that_only_look_for_messages_leave_the_cache_of_images_alone():
     """The engine has a mirror of it, and gets only the first."""
     messages = [{"role": "user", "content": "abc"}, {"role": "user", "content": "d"}]
-    seen, chat = rendered(Chat(messages=messages, vllm_xargs={"kv_protect": [0, 1]}))
-    assert seen == [False, True, True]
+    chat = Chat(messages=messages, vllm_xargs={"kv_protect": [0, 1]})
+    assert rendered(chat)[0] == [False, True, True]
     assert chat.vllm_xargs == {"kv_protect": ["6:9", "18:19"]}
+
+
+@pytest.mark.parametrize("entry", [0.0, 1.0, "", True, False])
+def test_what_is_equal_to_an_index_is_not_taken_for_one(entry):
+    """It is refused where it stands alone, so beside an index too."""
+    messages = [{"role": "user", "content": "abc"}, {"role": "user", "content": "d"}]
+    for entries in ([entry], [0, 1, entry]):
+        error = rendered(Chat(messages=messages, vllm_xargs={"kv_protect": entries}))[1]
+        assert f"kv_protect has {entry!r}: give the index of a message" in str(error)
+
+
+def test_a_message_without_tokens_protects_nothing():
+    chat = Chat(messages=[{"role": "user", "content": ""}], vllm_xargs={"kv_protect": [0]})
+    rendered(chat)
+    assert chat.vllm_xargs == {"kv_protect": []}
+
+
+def test_a_refusal_is_returned_as_vllms_own_are():
+    """`/v1/messages` writes what is raised into the log, with all that called it."""
+    chat = Chat(messages=[{"role": "user", "content": "abc"}], vllm_xargs={"kv_keep": 2})
+    error = rendered(chat)[1]
+    assert isinstance(error, VLLMValidationError)
+    assert "kv_keep is 2" in str(error)
 
 
 def test_beam_search_whose_requests_are_others_is_refused():
     messages = [{"role": "user", "content": "abc"}]
     plain = Chat(messages=messages, use_beam_search=True, vllm_xargs={"kv_eviction": "entropykv"})
-    assert rendered(plain)[1].vllm_xargs == {"kv_eviction": "entropykv"}
+    assert isinstance(rendered(plain)[1], tuple)
     asks = Chat(messages=messages, use_beam_search=True, vllm_xargs={"kv_eviction": "none"})
-    with pytest.raises(VLLMValidationError, match="leave kv_eviction, kv_keep and kv_protect out"):
-        rendered(asks)
+    assert "leave kv_eviction, kv_keep and kv_protect out" in str(rendered(asks)[1])
+
+
+def test_tokens_with_parameters_of_their_own_are_checked_before_an_answer_begins():
+    """Of `/inference/v1/generate`, which streams before the engine has seen a request."""
+    from vllm.sampling_params import SamplingParams
+
+    async def preprocess_completion(self, request, **kwargs):
+        return [{"prompt_token_ids": request.token_ids}]
+
+    def take(**extra):
+        request = SimpleNamespace(
+            token_ids=[7] * 5, sampling_params=SamplingParams(extra_args=extra)
+        )
+        renderer = SimpleNamespace(renderer=SimpleNamespace(config=server()))
+        return asyncio.run(requests._taking(preprocess_completion)(renderer, request))
+
+    assert take(kv_protect=["0:5"]) == [{"prompt_token_ids": [7] * 5}]
+    with pytest.raises(VLLMValidationError, match="a span of this prompt of 5 tokens"):
+        take(kv_protect=["0:6"])
