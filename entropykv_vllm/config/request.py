@@ -68,13 +68,13 @@ def read(extra: Mapping[str, Any] | None, settings: EvictionConfig | None, token
 def _known(wish: Mapping[str, Any]) -> None:
     for key in wish:
         if key not in KEYS:
-            raise ValueError(f"a request cannot ask for {_short(key)}: there are {', '.join(KEYS)}")
+            raise ValueError(f"a request cannot ask for {short(key)}: there are {', '.join(KEYS)}")
 
 
 def _off(name: object, policy: str) -> bool:
     if name not in (None, "none", policy):
         raise ValueError(
-            f"kv_eviction is {_short(name)}: this server evicts with {policy}, so say '{policy}' "
+            f"kv_eviction is {short(name)}: this server evicts with {policy}, so say '{policy}' "
             "or 'none'"
         )
     return name == "none"
@@ -86,7 +86,7 @@ def _keep(value: object, settings: EvictionConfig) -> float:
         return 1.0
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value <= 1:  # type: ignore[operator]
-        raise ValueError(f"kv_keep is {_short(value)}: give a number above 0, at most 1")
+        raise ValueError(f"kv_keep is {short(value)}: give a number above 0, at most 1")
     if settings.policy in _KEEP_NOTHING:
         raise ValueError(
             f"kv_keep has no meaning under the policy {settings.policy}, which keeps no old "
@@ -120,20 +120,20 @@ def _spans(value: object, tokens: int) -> Spans:
 def _span(entry: object, tokens: int) -> tuple[int, int]:
     if message_index(entry) is not None:
         raise ValueError(
-            f"kv_protect names message {_short(entry)}, and this request has no messages that "
+            f"kv_protect names message {short(entry)}, and this request has no messages that "
             "could be found in its prompt: give spans of tokens such as '0:120'"
         )
     first, colon, end = entry.partition(":") if isinstance(entry, str) else ("", "", "")
     digits = [part for part in (first, end) if part]
     if not colon or any(not _is_count(part) for part in digits):
         raise ValueError(
-            f"kv_protect has {_short(entry)}: give the index of a message, such as 0 or -1, or a "
+            f"kv_protect has {short(entry)}: give the index of a message, such as 0 or -1, or a "
             "span of tokens as in Python, such as '0:120', '500:' or ':'"
         )
     span = int(first or 0), int(end or tokens)
     if not 0 <= span[0] < span[1] <= tokens:
         raise ValueError(
-            f"kv_protect has {_short(entry)}, which is not a span of this prompt of {tokens} "
+            f"kv_protect has {short(entry)}, which is not a span of this prompt of {tokens} "
             "tokens: start before the end, and end with the prompt at the latest"
         )
     return span
@@ -143,6 +143,7 @@ def _is_count(text: str) -> bool:
     return len(text) < 10 and text.isascii() and text.isdigit()
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A client's value as it stands in a sentence: cut, and without what could end a line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

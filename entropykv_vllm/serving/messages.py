@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from entropykv_vllm.config.request import short
+
 #: Stand for a message. A tokenizer may take a character apart into bytes, of which these share none
 #: at their beginnings, and none at their ends: so each text has one that shares neither with it.
 _MARKS = "\ue000", "\U000f0001", "\U00100042"
@@ -32,8 +34,8 @@ async def message_span(
     messages = list(request.messages)
     if not -len(messages) <= index < len(messages):
         raise ValueError(
-            f"kv_protect names message {index}, and there are {len(messages)}: count from 0, or "
-            "from -1 backwards"
+            f"kv_protect names message {short(index)}, and there are {len(messages)}: count from "
+            "0, or from -1 backwards"
         )
     if getattr(request, "truncate_prompt_tokens", None) is not None:
         raise ValueError(

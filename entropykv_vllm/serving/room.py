@@ -30,7 +30,7 @@ def check_room(config: VllmConfig, control: Control, tokens: int) -> None:
     Raises:
         ValueError: in words.
     """
-    usable = (config.cache_config.num_gpu_blocks or 0) // _engines(config) - 1
+    usable = _usable(config)
     if control == AS_SERVED or usable < 1 or (pool := _pool_of(config)) is None:
         return
     need = controlled(pool, control).peak(tokens + 1)
@@ -51,9 +51,14 @@ def controlled(pool: Pool, control: Control) -> Pool:
     return replace(pool, tables=tables)
 
 
-def _engines(config: VllmConfig) -> int:
-    """vLLM adds up the pages of all engines of a server."""
-    return max(1, config.parallel_config.data_parallel_size)
+def _usable(config: VllmConfig) -> int:
+    """The pages that a request may have, as the scheduler counts them.
+
+    vLLM adds up those of all engines of a server, and lets none in on those of its watermark.
+    """
+    engines = max(1, config.parallel_config.data_parallel_size)
+    pages = (config.cache_config.num_gpu_blocks or 0) // engines
+    return pages - 1 - int(config.scheduler_config.watermark * pages)
 
 
 @lru_cache(maxsize=4)

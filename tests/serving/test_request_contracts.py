@@ -84,5 +84,8 @@ def test_the_pages_of_all_engines_are_added_up(vllm):
     module = "v1.engine.core_client"
     text = vllm.source(module)
     assert "num_gpu_blocks += response.num_gpu_blocks" in text, vllm.version
+    vllm.says("v1.core.sched.scheduler", "Scheduler.__init__", "self.scheduler_config.watermark")
+    manager = "KVCacheManager.__init__"
+    vllm.says("v1.core.kv_cache_manager", manager, "int(watermark * kv_cache_config.num_blocks)")
     path = "Scheduler.add_request"
     vllm.says("v1.core.sched.scheduler", path, "self.requests[request.request_id] = request")

@@ -19,7 +19,7 @@ from entropykv_vllm.pages.control import control_of
 from entropykv_vllm.plan.pool import Evicted, Pool
 from entropykv_vllm.plan.request import AS_SERVED, Control, before, joined, request_plan
 from entropykv_vllm.plan.schedule import TierPlan, cold_pages, peak_pages
-from entropykv_vllm.serving import requests
+from entropykv_vllm.serving import requests, room
 from entropykv_vllm.serving.messages import message_span
 from entropykv_vllm.serving.room import controlled
 
@@ -202,6 +202,17 @@ def test_a_pool_is_seen_with_the_eyes_of_a_request():
     assert controlled(pool, AS_SERVED).peak(2240) == 2 * peak_pages(PLAN, 2240)
 
 
+def test_pages_that_vllm_keeps_free_are_not_promised(monkeypatch):
+    """The scheduler would serve such a request as any other."""
+    monkeypatch.setattr(room, "_pool_of", lambda config: Pool(1, (Evicted(PLAN),)))
+    config = server()
+    config.cache_config.num_gpu_blocks = 101
+    config.scheduler_config.watermark = 0.1
+    room.check_room(config, Control(off=True), 90 * 32 - 1)
+    with pytest.raises(ValueError, match=r"would take 91 pages .* has 90"):
+        room.check_room(config, Control(off=True), 90 * 32)
+
+
 def text_of(content) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -255,6 +266,7 @@ def test_words_of_the_template_are_not_taken_for_a_message(text):
     [
         ([{"role": "user", "content": "a"}], 1, {}, "and there are 1: count from 0"),
         ([{"role": "user", "content": "a"}], -2, {}, "and there are 1: count from 0"),
+        ([{"role": "user", "content": "a"}], 10**400, {}, r"10{59}\.\.\., and there are 1"),
         ([{"role": "assistant", "tool_calls": []}], 0, {}, "which has no text"),
         ([{"role": "user", "content": "a"}], 0, {"truncate_prompt_tokens": 5}, "that is cut"),
     ],
@@ -271,6 +283,7 @@ def server(**settings) -> SimpleNamespace:
         additional_config=config,
         cache_config=SimpleNamespace(num_gpu_blocks=0),
         parallel_config=ONE,
+        scheduler_config=SimpleNamespace(watermark=0.0),
     )
 
 
