@@ -84,8 +84,9 @@ def _taking(take: Callable) -> Callable:
     async def wrapper(self: OnlineRenderer, request: Any, *args, **kwargs):
         prompts = await take(self, request, *args, **kwargs)
         params = getattr(request, "sampling_params", None)
-        for prompt in prompts if isinstance(params, SamplingParams) else ():
-            check(self.renderer.config, params.extra_args, _length(prompt))
+        if isinstance(params, SamplingParams):
+            for prompt in prompts:
+                check(self.renderer.config, params.extra_args, _length(prompt))
         return prompts
 
     return wrapper
