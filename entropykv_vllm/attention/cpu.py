@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -23,7 +24,7 @@ from entropykv_vllm.attention.masses import Observed, observed
 from entropykv_vllm.attention.split import hot_starts, split
 from entropykv_vllm.kernels import ops
 from entropykv_vllm.pages.spec import TierSpec
-from entropykv_vllm.serving.settings import settings_of
+from entropykv_vllm.serving.settings import evicts, settings_of
 
 
 @dataclass
@@ -82,7 +83,9 @@ class TierAttentionImpl(CPUAttentionBackendImpl):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.ours = self.sliding_window == -1 and self.attn_type == AttentionType.DECODER
+        # The backend stays registered when an engine of the same process comes that does not evict.
+        full = self.sliding_window == -1 and self.attn_type == AttentionType.DECODER
+        self.ours = full and evicts(get_current_vllm_config())
         if self.ours:
             self._refuse_what_is_missing()
 

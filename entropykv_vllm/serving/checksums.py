@@ -47,6 +47,10 @@ class Checksums:
         names = step.num_scheduled_tokens
         self.sums = {g: self._sums(g, sorted(self._full(g, names))) for g in self.caches}
 
+    def forget(self) -> None:
+        """Note nothing of what is there: all pages may hold something else by the next step."""
+        self.sums = {}
+
     def _full(self, group: int, names: Iterable[str]) -> set[int]:
         """The pages of a group that no later step adds a token to, of requests in this step.
 

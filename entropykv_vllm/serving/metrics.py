@@ -13,9 +13,9 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 
-from entropykv_vllm.config.settings import CONFIG_KEY
 from entropykv_vllm.page.history import HISTORY
 from entropykv_vllm.pages.manager import TierCounts
+from entropykv_vllm.serving.settings import evicts
 
 logger = init_logger("vllm.entropykv")
 
@@ -79,7 +79,7 @@ class EvictionStatLogger(StatLoggerBase):
     """Feeds Prometheus and adds a line to vLLM's periodic log."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self.on = CONFIG_KEY in (vllm_config.additional_config or {})
+        self.on = evicts(vllm_config)
         self.labels = (vllm_config.model_config.served_model_name, str(engine_index))
         self.freed = 0
         self.held: dict[str, dict[str, int]] = {}

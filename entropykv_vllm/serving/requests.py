@@ -21,11 +21,10 @@ from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.engine.input_processor import InputProcessor
 
 from entropykv_vllm.config import request as wishes
-from entropykv_vllm.config.settings import CONFIG_KEY
 from entropykv_vllm.plan.request import AS_SERVED, Control
 from entropykv_vllm.serving.messages import message_span
 from entropykv_vllm.serving.room import check_room
-from entropykv_vllm.serving.settings import settings_of
+from entropykv_vllm.serving.settings import evicts, settings_of
 
 _MARK = "_entropykv_requests"
 _BEAMS = (
@@ -113,10 +112,10 @@ def check(config: VllmConfig, extra: Mapping[str, Any] | None, tokens: int) -> C
     Raises:
         VLLMValidationError: if it cannot be had, in words; HTTP 400.
     """
-    evicts = CONFIG_KEY in (config.additional_config or {})
+    settings = settings_of(config) if evicts(config) else None
     try:
-        control = wishes.read(extra, settings_of(config) if evicts else None, tokens)
-        if evicts:
+        control = wishes.read(extra, settings, tokens)
+        if settings is not None:
             check_room(config, control, tokens)
     except ValueError as error:
         raise VLLMValidationError(str(error)) from None

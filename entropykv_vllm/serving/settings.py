@@ -12,6 +12,11 @@ WORKER = "entropykv_vllm.serving.worker.EvictionWorker"
 SCHEDULER = "entropykv_vllm.serving.scheduler.scheduler"
 
 
+def evicts(vllm_config) -> bool:
+    """Whether an engine evicts; in a process there may be one that does and one that does not."""
+    return CONFIG_KEY in (vllm_config.additional_config or {})
+
+
 def settings_of(vllm_config) -> EvictionConfig:
     """The validated settings that a server runs with."""
     return EvictionConfig.model_validate(vllm_config.additional_config[CONFIG_KEY])

@@ -155,6 +155,12 @@ class EvictionWorkerMixin:
         """For the live page: `View.look`."""
         return self._view.look(chosen)
 
+    def wake_up(self, *args, **kwargs) -> None:
+        """vLLM's, after a sleep in which the memory of the pages was given away."""
+        super().wake_up(*args, **kwargs)
+        if self._checksums is not None:
+            self._checksums.forget()
+
     def _report_kernels(self) -> None:
         caches = [cache for tier in self._tier_layers.values() for cache in tier.caches]
         logger.info("EntropyKV kernels: %s%s", self._kernels(), _huge_pages(caches))

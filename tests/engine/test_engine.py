@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin in vLLM's engine, on a real model."""
 
+import json
+import re
+
 import pytest
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 
 from entropykv_vllm.evaluation import prompts as needles
 from entropykv_vllm.plan.schedule import boundary, held_pages, peak_pages
@@ -173,6 +177,42 @@ def test_a_seed_gives_the_same_answer_whatever_the_chunks(engine, corpus):
         answers.append(engine.tokens([corpus[:1100]], **sampling))
     assert answers[0] == answers[1]
     assert engine.tokens([corpus[:1100]], **sampling | {"seed": 6}) != answers[0]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 10, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_answers_keep_the_form_that_was_asked_for(engine, corpus):
+    """Across a boundary, at which tokens go; and beside a request that asks for none."""
+    interval = engine.tiers[0].plan.interval
+    prompt = corpus[: -(-700 // interval) * interval - 6]
+    few = {"max_tokens": 40, "ignore_eos": False}
+    free = engine.tokens([prompt], **few)[0]
+    engine.forget()
+    for name, form in {
+        "free": None,
+        "json": StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
+        "choice": StructuredOutputsParams(choice=["the first of the two", "the second one"]),
+        "regex": StructuredOutputsParams(regex=r"\d{3}-\d{4} is [a-z]{5}\."),
+    }.items():
+        engine.add(name, prompt, structured_outputs=form, **few)
+    done = engine.run({})
+    assert engine.evicted > 0
+    text = {name: output.outputs[0].text for name, output in done.items()}
+    made = json.loads(text["json"])
+    assert list(made) == ["name", "age"]
+    assert 10 <= made["age"] <= 99
+    assert text["choice"] in ("the first of the two", "the second one")
+    assert re.fullmatch(r"\d{3}-\d{4} is [a-z]{5}\.", text["regex"])
+    assert list(done["free"].outputs[0].token_ids) == free
 
 
 def test_preempted_requests_answer_as_if_they_were_not(engine, corpus):

@@ -24,8 +24,8 @@ TOKENS = 6200
 
 @pytest.fixture(scope="module")
 def server():
-    # In a server the engine has a process of its own.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    # In a server the engine has a process of its own; one in development can be told to forget.
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1"}
     settings = '{"bits": 16, "keep": 0.5, "window": 256, "interval": 512}'
     arguments = ["--kv-eviction", "entropykv", "--kv-eviction-config", settings]
     try:
@@ -33,6 +33,7 @@ def server():
             yield url, log
     finally:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        del os.environ["VLLM_SERVER_DEV_MODE"]
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,32 @@ def test_a_protected_message_is_never_evicted(server):
     assert "7261904" not in answer(kv_keep=0.03)
     assert "7261904" in answer(kv_keep=0.03, kv_protect=[0])
     assert "7261904" in answer(kv_keep=0.03, kv_protect=[-3, "900:1000"])
+
+
+def test_its_pages_can_be_forgotten_from_outside(server):
+    """The prefix cache is emptied, or the server sleeps for a while."""
+    url, _ = server
+    ask = {"model": SERVED_NAME, "prompt": corpus.text()[:3000], "max_tokens": 8, "temperature": 0}
+
+    def answer() -> tuple[str, bool]:
+        hits = "vllm:prefix_cache_hits_total"
+        before = counters(url)[hits]
+        with post(url, ask, "/v1/completions") as response:
+            text = json.load(response)["choices"][0]["text"]
+        return text, counters(url)[hits] > before
+
+    def tell(path: str) -> dict:
+        with post(url, {}, path) as response:
+            return json.load(response)
+
+    first, _ = answer()
+    assert answer() == (first, True)
+    assert tell("/reset_prefix_cache") == {"success": True}
+    assert answer() == (first, False)
+    assert tell("/sleep?level=1")["status"] == "sleeping"
+    assert tell("/wake_up")["status"] == "awake"
+    assert answer() == (first, False)
+    assert answer() == (first, True)
 
 
 @pytest.mark.parametrize(

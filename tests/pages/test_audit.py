@@ -27,19 +27,33 @@ def test_sound_books_pass(engine):
     audit(engine.pool, engine.tiers)
 
 
+def leave_out(engine: Engine, page) -> None:
+    table = engine.tiers[0].req_to_blocks["a"]
+    table[table.index(page)] = engine.pool.null_block
+
+
 @pytest.mark.parametrize("fault", ["held and free", "belong to nobody", "more or less often"])
 def test_a_fault_is_told_with_its_pages(engine, fault):
     page = held(engine)
     if fault == "held and free":
         engine.pool.free_blocks([page])
     elif fault == "belong to nobody":
-        table = engine.tiers[0].req_to_blocks["a"]
-        table[table.index(page)] = engine.pool.null_block
+        leave_out(engine, page)
     else:
         page.ref_cnt += 1
     with pytest.raises(AuditError, match=fault) as caught:
         audit(engine.pool, engine.tiers)
     assert str(page.block_id) in str(caught.value)
+
+
+def test_a_page_that_is_freed_twice_is_told(engine):
+    page = held(engine)
+    leave_out(engine, page)
+    engine.pool.free_blocks([page])
+    audit(engine.pool, engine.tiers)
+    engine.pool.free_blocks([page])
+    with pytest.raises(AuditError, match=f"less often than counted: {page.block_id}$"):
+        audit(engine.pool, engine.tiers)
 
 
 def test_pages_on_their_way_back_are_held(engine):

@@ -85,3 +85,13 @@ def test_a_page_that_was_cleared_for_a_request_that_did_not_get_it(world):
     sums, caches, _ = world
     caches[0][5] = 0
     sums.check(step(cleared=[5]), [])
+
+
+def test_after_a_sleep_nothing_is_known_of_any_page(world):
+    sums, caches, _ = world
+    sums.forget()
+    caches[0][3] += 1
+    sums.check(step(), [])
+    caches[0][3] += 1
+    with pytest.raises(RuntimeError, match="did not write them: 3"):
+        sums.check(step(), [])

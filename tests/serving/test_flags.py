@@ -174,6 +174,7 @@ def test_settings_without_the_flag_stop_in_words(make, capsys):
         (ENCODER_DECODER, [], "does not support encoder-decoder models"),
         (IMAGES, [], "does not support images that attend to what follows in them"),
         (POOLING, ["--runner", "pooling"], "does not support pooling models"),
+        (POOLING, [], "does not support pooling models"),
         (
             LLAMA,
             ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],

@@ -362,6 +362,7 @@ def test_sleeping_ends_what_the_prefix_cache_holds_and_keeps_what_builders_made(
     vllm.says(WORKER, "Worker.initialize_from_config", pool)
     kept = (vllm.package / "device_allocator" / "sleep_mode_backend.py").read_text()
     assert 'offload_tags: tuple[str, ...] = ("runtime", "cudagraph")' in kept
+    assert vllm.parameters(WORKER, "Worker.wake_up") == ["self", "tags"]
 
 
 @pytest.mark.parametrize("module", [FLASH, TRITON])
