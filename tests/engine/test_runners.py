@@ -59,8 +59,11 @@ def engine(name: str | None, ahead: bool = False) -> dict:
 def v1(run):
     """What the V1 runner answers, with each of the settings and without the plugin."""
     reports = run(False, {name: engine(name) for name in (*SETTINGS, None)})
+    plain = reports[None]["answers"]["together"]
     for name in SETTINGS:
-        assert reports[name]["answers"] != reports[None]["answers"], "eviction changed no token"
+        found = reports[name]["answers"]["together"]
+        assert found != plain, "eviction changed no token"
+        assert found[2] == plain[2], "the last prompt ends before anything is evicted"
     return reports
 
 
