@@ -34,7 +34,7 @@ def engine(served):
     """The engine as it was after its start."""
     served.in_chunks(8192)
     served.poisonous = False
-    served.moved = served.reused = served.evicted = 0
+    served.moved = served.reused = 0
     served.held.clear()
     served.forget()
     before = served.free_pages
@@ -112,7 +112,7 @@ def test_no_row_of_a_worker_is_stale_after_a_page_went(engine):
     for number, prompt in enumerate(texts(500, 40, 300, 130)):
         engine.add(f"r{number}", prompt, max_tokens=20 + 70 * number)
     engine.run({})
-    assert engine.moved > 10
+    assert engine.moved > 3
 
 
 def test_a_page_that_is_freed_and_given_out_in_one_step_holds_what_it_should(engine):
@@ -150,14 +150,14 @@ def test_a_page_that_was_written_over_is_not_hit(engine):
 
 
 def test_an_answer_is_evicted_from_at_every_boundary(engine):
-    engine.tokens([text(40)], max_tokens=600)
+    engine.tokens([text(40)], max_tokens=950)
     plans = [tier.plan for tier in engine.tiers]
     seen = [[held for group, held in engine.held["p0"] if group == i] for i in range(len(plans))]
     for plan, held in zip(plans, seen, strict=True):
         # A step knows one token more than the one before; the last gives its pages back.
         known = range(40, 40 + len(held))
         assert held == [held_pages(plan, boundary(plan, tokens - 1), tokens) for tokens in known]
-    assert engine.moved > 4
+    assert engine.moved > 3
 
 
 # -- prompts -------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_prompts_that_end_at_an_edge(engine):
     """Of a page, the window, a segment, an interval: whole or in chunks, together or alone."""
     prompts = texts(*edges(engine))
     together = engine.tokens(prompts)
-    assert engine.evicted > 0
+    assert engine.moved > 0
     assert alone(engine, prompts) == together
     engine.in_chunks(50)
     assert engine.tokens(prompts) == together
