@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from vllm.config import VllmConfig
+from vllm.v1.attention import selector
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 #: vLLM's name for layers whose tokens attend to all before them.
@@ -23,6 +24,8 @@ def register(config: VllmConfig) -> None:
     else:
         # vLLM has one for CPUs, whatever it is asked for.
         register_backend(AttentionBackendEnum.CPU_ATTN, _CPU)
+    # vLLM remembers what it chose for an engine that was in this process before.
+    selector._cached_get_attn_backend.cache_clear()
 
 
 def gpu_backend(config: VllmConfig) -> str:

@@ -275,6 +275,12 @@ def test_a_kind_of_layers_can_have_a_backend_of_its_own(vllm):
     vllm.says("platforms.cuda", "CudaPlatformBase.get_attn_backend_cls", "validate_configuration(")
 
 
+def test_what_was_chosen_for_an_engine_before_is_remembered(vllm):
+    """In a process; so it must be forgotten when ours is registered."""
+    name = "_cached_get_attn_backend"
+    assert f"@cache\ndef {name}(" in vllm.source("v1.attention.selector")
+
+
 def test_models_whose_images_attend_in_both_directions_can_be_served_without_them(vllm):
     convertor = "transformers_utils.model_arch_config_convertor"
     name = "ModelArchConfigConvertorBase.is_mm_prefix_lm"
