@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known ways in which such systems break, through an engine; docs/testing.md lists all of them."""
 
+import gc
 import random
 
 import pytest
@@ -24,15 +25,29 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stock(folder):
+def make(folder):
+    """Makes engines, which end together: one that ends takes vLLM's process groups with it."""
+    made = []
+
+    def make(settings: dict | None, **options):
+        made.append(make_llm(folder, settings, **options))
+        return made[-1]
+
+    yield make
+    made.clear()
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def stock(make):
     """An engine without eviction, made before those with it, in the same process."""
-    return make_llm(folder, None)
+    return make(None)
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def served(request, stock, folder):
+def served(request, stock, make):
     cache = "bfloat16" if request.param == "4 bits" else "auto"
-    return Watched(make_llm(folder, SETTINGS[request.param], kv_cache_dtype=cache))
+    return Watched(make(SETTINGS[request.param], kv_cache_dtype=cache))
 
 
 @pytest.fixture
@@ -174,11 +189,11 @@ def test_prompts_that_end_at_an_edge(engine):
 
 
 @as_exact_as_vllm
-def test_what_is_not_evicted_from_is_answered_as_without_eviction(engine, stock, folder):
+def test_what_is_not_evicted_from_is_answered_as_without_eviction(engine, stock, make):
     """And engines without it in the same process are not disturbed, made before or after."""
     prompts = texts(*edges(engine))
     expected = answers(plainly(stock, prompts))
-    assert answers(plainly(make_llm(folder, None), prompts)) == expected
+    assert answers(plainly(make(None), prompts)) == expected
     assert engine.tokens(prompts, extra_args={"kv_eviction": "none"}) == expected
     short = [prompt for prompt in prompts if len(prompt) + 8 <= first_move(engine)]
     assert engine.tokens(short) == expected[: len(short)]
@@ -325,13 +340,13 @@ def test_nothing_of_the_pages_outlives_a_sleep(engine, mode):
     assert engine.tokens(prompts, max_tokens=40) == expected
 
 
-def test_adapters_share_no_pages(folder, tmp_path):
+def test_adapters_share_no_pages(make, tmp_path):
     """The same prompt with two LoRA adapters: together, again, and alone; and with none.
 
     Not with none in their batch, which vLLM's layers for CPUs answer with one of the others.
     """
     asked = [lora.make_adapter(tmp_path, number) for number in (1, 2)]
-    llm = make_llm(folder, SETTINGS["16 bits"], enable_lora=True, max_loras=2, max_lora_rank=8)
+    llm = make(SETTINGS["16 bits"], enable_lora=True, max_loras=2, max_lora_rank=8)
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)
 
     def answer(adapters: list) -> list:
