@@ -14,7 +14,7 @@ ROWS = block("docs/testing.md", "known")
 MADE_FOR_IT = "engine/test_known.py"
 
 
-def tests_of(file: str) -> set[str]:
+def functions_of(file: str) -> set[str]:
     """The names of the tests in a file below tests/."""
     tree = ast.parse((ROOT / "tests" / file).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -30,9 +30,9 @@ def named(cell: str) -> list[tuple[str, str]]:
 def test_what_catches_it_is_there(row):
     for file, test in named(row[1]):
         assert test.startswith("test_")
-        assert test in tests_of(file)
+        assert test in functions_of(file)
 
 
 def test_what_was_made_for_the_list_stands_in_it():
     listed = {test for row in ROWS for file, test in named(row[1]) if file == MADE_FOR_IT}
-    assert listed == {name for name in tests_of(MADE_FOR_IT) if name.startswith("test_")}
+    assert listed == {name for name in functions_of(MADE_FOR_IT) if name.startswith("test_")}

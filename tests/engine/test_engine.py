@@ -196,7 +196,6 @@ def test_answers_keep_the_form_that_was_asked_for(engine, corpus):
     prompt = corpus[: -(-700 // interval) * interval - 6]
     few = {"max_tokens": 40, "ignore_eos": False}
     free = engine.tokens([prompt], **few)[0]
-    engine.forget()
     for name, form in {
         "free": None,
         "json": StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),

@@ -55,6 +55,16 @@ ENCODER_DECODER = {
 }
 IMAGES = LLAMA | {"is_mm_prefix_lm": True}
 POOLING = LLAMA | {"architectures": ["LlamaModel"]}
+BERT = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "torch_dtype": "float32",
+}
 
 
 @pytest.fixture
@@ -174,7 +184,7 @@ def test_settings_without_the_flag_stop_in_words(make, capsys):
         (ENCODER_DECODER, [], "does not support encoder-decoder models"),
         (IMAGES, [], "does not support images that attend to what follows in them"),
         (POOLING, ["--runner", "pooling"], "does not support pooling models"),
-        (POOLING, [], "does not support pooling models"),
+        (BERT, [], "does not support pooling models"),
         (
             LLAMA,
             ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
