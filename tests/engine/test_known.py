@@ -8,7 +8,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from entropykv_vllm.plan.schedule import boundary, held_pages, next_boundary
+from entropykv_vllm.plan.schedule import TierPlan, boundary, held_pages, next_boundary
 
 from . import lora
 from .run_runner import make_model
@@ -101,18 +101,21 @@ def alone(engine, prompts: list[list[int]], **params) -> list[list[int]]:
     return found
 
 
+def collapse(plan: TierPlan, segments: int) -> int:
+    """The boundary at which so many segments are collapsed."""
+    return next_boundary(plan.interval, plan.window + segments * plan.segment - 1)
+
+
 def first_move(engine) -> int:
     """The first position at which a page is moved."""
-    return min(
-        next_boundary(tier.plan.interval, tier.plan.window + tier.plan.segment - 1)
-        for tier in engine.tiers
-    )
+    return min(collapse(tier.plan, 1) for tier in engine.tiers)
 
 
 def edges(engine) -> list[int]:
     """Lengths at which something begins or ends, and one token less and more."""
-    found = {2, first_move(engine)}
+    found = {2}
     for plan in (tier.plan for tier in engine.tiers):
+        found |= {collapse(plan, segments) for segments in (1, 2, 3)}
         found |= {plan.page, plan.window, plan.segment, plan.interval, 2 * plan.interval}
         found.add(plan.window + plan.segment)
     return sorted({edge + more for edge in found for more in (-1, 0, 1)})
@@ -155,7 +158,7 @@ def test_a_page_that_was_written_over_is_not_hit(engine):
     calm = engine.tokens([prompt])
     for others in range(6):
         engine.forget()
-        with engine.tight(700, 350):
+        with engine.tight(708):
             engine.tokens([prompt])
             engine.tokens([text(120, seed) for seed in range(10, 10 + others)])
             again = engine.run({"again": prompt})["again"]
@@ -240,7 +243,7 @@ def test_logprobs_before_the_first_move_are_those_without_eviction(engine, stock
 def test_logprobs_of_a_prompt_are_those_with_which_it_was_written(engine):
     """A token sees the same, whether it is read or sampled, in any chunks."""
     prompt = text(300)
-    written = engine.run({"w": prompt}, max_tokens=150, logprobs=0)["w"].outputs[0]
+    written = engine.run({"w": prompt}, max_tokens=250, logprobs=0)["w"].outputs[0]
     engine.forget()
     whole = [*prompt, *written.token_ids]
     found = []
