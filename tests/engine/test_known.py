@@ -55,7 +55,7 @@ def engine(served):
     """The engine as it was after its start."""
     served.in_chunks(8192)
     served.poisonous = False
-    served.moved = served.reused = 0
+    served.moved = served.reused = served.in_place = 0
     served.held.clear()
     served.forget()
     before = served.free_pages
@@ -152,7 +152,7 @@ def test_what_nobody_wrote_is_read_by_nobody(engine):
     assert engine.moved > 0
 
 
-def test_a_page_that_was_written_over_is_not_hit(engine):
+def test_a_page_that_others_wrote_over_is_not_hit(engine):
     """The pool loses more and more of a prompt, which may be found again as far as it is whole."""
     prompt, hits = text(700), set()
     calm = engine.tokens([prompt])
@@ -165,6 +165,21 @@ def test_a_page_that_was_written_over_is_not_hit(engine):
         assert answers([again]) == calm
         hits.add(again.num_cached_tokens)
     assert min(hits) < max(hits) == len(prompt) // 32 * 32
+
+
+def test_a_page_that_its_survivors_wrote_over_is_not_hit(engine):
+    """Where no page is free to copy them to; a shorter prompt looks for what was there before."""
+    at = first_move(engine)
+    prompt, head = text(at + 40), text(100)
+    calm = alone(engine, [head, prompt])
+    engine.add("p", prompt)
+    while engine.scheduler.running == [] or engine.scheduler.running[0].num_computed_tokens < at:
+        engine.step()
+    with engine.tight():
+        engine.step()
+    assert engine.in_place > 0
+    assert answers(engine.run({}).values()) == [calm[1]]
+    assert engine.tokens([head]) == [calm[0]]
 
 
 def test_an_answer_is_evicted_from_at_every_boundary(engine):

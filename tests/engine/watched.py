@@ -66,11 +66,13 @@ class Watched(Engine):
 
     Attributes:
         poisonous: whether pages that are free and hold nothing known become NaN before each step.
-        moved: moves so far; and `reused` pages that were given out in the step that freed them.
+        moved: moves so far, of which `in_place` wrote over pages that they had read.
+        reused: pages that were given out in the step that freed them.
     """
 
     poisonous: bool = False
     moved: int = 0
+    in_place: int = 0
     reused: int = 0
 
     def __post_init__(self) -> None:
@@ -90,6 +92,7 @@ class Watched(Engine):
         moves = getattr(output, MOVES)
         freed = {page for move in moves for page in set(move.src) - set(move.dst)}
         self.moved += len(moves)
+        self.in_place += sum(bool(set(move.src) & set(move.dst)) for move in moves)
         self.reused += len(freed & set(_handed_out(output)))
         return output
 
