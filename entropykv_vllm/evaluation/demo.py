@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from entropykv_vllm.cli import INTERRUPTED
 from entropykv_vllm.evaluation import corpus, engines, prompts, scoring, server, table
 from entropykv_vllm.model.fetch import NAME
 
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return demonstrate(args)
     except KeyboardInterrupt:
         print("\nbroken off; no server was left behind", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def demonstrate(args: argparse.Namespace) -> int:

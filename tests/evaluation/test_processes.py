@@ -5,10 +5,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
+
+import psutil
 
 from entropykv_vllm.evaluation import processes
+from tests.crash.gone import runs, still_there
 
 # Starts a process that waits for ever, says which, and waits for it.
 PARENT = """
@@ -19,13 +20,6 @@ child.wait()
 """
 
 
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_no_process_outlives_the_block():
     command = [sys.executable, "-c", PARENT]
     with (
@@ -33,7 +27,7 @@ def test_no_process_outlives_the_block():
         processes.started(command, os.environ, subprocess.PIPE) as child,
     ):
         assert child.stdout is not None
-        grandchild = int(child.stdout.readline())
+        grandchild = psutil.Process(int(child.stdout.readline()))
         assert runs(grandchild)
         raise ZeroDivisionError
     assert child.returncode is not None
@@ -54,10 +48,7 @@ with started(words, os.environ, subprocess.DEVNULL, lifeline(signal.SIGTERM)) as
 
 def test_a_server_is_told_to_end_when_whoever_started_it_is_killed():
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
-        server = int(holder.stdout.readline())
+        server = psutil.Process(int(holder.stdout.readline()))
         assert runs(server)
         holder.kill()
-    end = time.monotonic() + 10
-    while runs(server) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not runs(server)
+    assert still_there([server], seconds=10) == []
