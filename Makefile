@@ -122,7 +122,7 @@ serve-ray: model ## serve REPLICAS=2 of the embedded model with Ray Serve on htt
 
 .PHONY: demo
 demo: model ## show what eviction saves, on one long prompt
-	$(BIN)/python -m entropykv_vllm.evaluation.demo $(DEMO_ARGS)
+	$(BIN)/entropykv demo $(DEMO_ARGS)
 
 .PHONY: page-picture
 page-picture: model ## draw the live page's picture for the docs, with a headless Chromium
@@ -212,11 +212,24 @@ $(OTHER_SOURCES): | $(BIN)/python
 BESIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell nproc) --dist loadfile
 UNIT := $(BESIDE) -m 'not engine and not cluster' $(PYTEST_ARGS)
 
+# Those that start several workers, and the short forms of what can go on for hours, have a core each.
 .PHONY: test
 test: model $(OTHER_SOURCES) ## run all tests
 	$(UNIT) || [ $$? -eq 5 ]
 	$(BESIDE) -m engine $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(MAKE) -j 2 --output-sync=target test-cluster $(if $(PYTEST_ARGS),,trials)
+
+.PHONY: test-cluster
+test-cluster: model ## run the tests that start several workers, on Ray too
 	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# One after the other: each would slow the next.
+.PHONY: trials
+trials: model ## soak, fuzz, fuzz-ops and sanitize, a few minutes of each
+	$(MAKE) -j 1 soak MINUTES=3
+	$(MAKE) -j 1 fuzz REQUESTS=200
+	$(MAKE) -j 1 sanitize SHARE=0.02
+	$(MAKE) -j 1 fuzz-ops TIME=20
 
 .PHONY: test-unit
 test-unit: model $(OTHER_SOURCES) ## run the tests that start no engine

@@ -21,6 +21,10 @@ from entropykv_vllm.version import __version__
 ELSEWHERE = {
     "doctor": ("entropykv_vllm.doctor.command", "look whether this machine is ready to serve"),
     "top": ("entropykv_vllm.top.command", "show what a running server does, again and again"),
+    "demo": (
+        "entropykv_vllm.evaluation.demo",
+        "show what eviction saves, on one long prompt",
+    ),
     "plan": ("entropykv_vllm.plan.show", "say what fits in a card, and what settings keep"),
     "simulate": (
         "entropykv_vllm.simulation.command",

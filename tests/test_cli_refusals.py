@@ -21,7 +21,16 @@ BESIDE = {
     "simulate": ["--model", MODEL, "--synthetic", "requests=2 prompt=100 output=4"],
 }
 #: Options that take any text, or the path of what is yet to be made.
-ANY_TEXT = {"--out", "--data", "--json", "--serve", "--tokenizer", "--kv-cache-dtype", "--model"}
+ANY_TEXT = {
+    "--out",
+    "--data",
+    "--json",
+    "--serve",
+    "--tokenizer",
+    "--kv-cache-dtype",
+    "--model",
+    "--url",
+}
 CONFIG = {
     "max_position_embeddings": 8192,
     "num_hidden_layers": 2,

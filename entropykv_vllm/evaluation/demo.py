@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long chat prompt with a number in its middle, sent twice, with eviction off and on.
+"""`entropykv demo`: a long chat prompt with a number in its middle, with eviction off and on.
 
-The first time all of it is read, and with eviction pages are freed on the way. The second time the
-prefix cache has the pages, with eviction the compressed ones, so the answer comes at once.
+It is sent twice to each server. The first time all of it is read, and with eviction pages are freed
+on the way. The second time the prefix cache has the pages, with eviction the compressed ones, so
+the answer comes at once.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from entropykv_vllm.cli import INTERRUPTED
-from entropykv_vllm.evaluation import corpus, engines, prompts, scoring, server, table
-from entropykv_vllm.model.fetch import NAME
+from entropykv_vllm.config.policies import MODULES
+from entropykv_vllm.config.settings import load
+from entropykv_vllm.errors import UsageError
+from entropykv_vllm.evaluation import corpus, engines, options, prompts, scoring, server, table
+from entropykv_vllm.help_text import command_parser
+from entropykv_vllm.json_file import add_json, show, takes_stdout
+from entropykv_vllm.option_values import LENGTH, SEED, SHARE
+from entropykv_vllm.top.look import base_url, look
 
 # A small model finds the number more often if the question has a turn of its own and the answer
 # is begun for it; it then repeats the words that stand before the number.
@@ -48,14 +55,15 @@ class Answer:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    p = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").split("\n")[0])
-    p.add_argument("--url", help="a running server (default: start one)")
-    p.add_argument("--model", default=NAME, help="folder or name of the model to start")
-    p.add_argument("--policy", default="entropykv", help="beside stock vLLM (default: %(default)s)")
-    p.add_argument("--config", help="preset, file or JSON of the settings")
-    p.add_argument("--tokens", type=int, default=6000, help="tokens of prose (default: 6000)")
-    p.add_argument("--depth", type=float, default=0.5, help="where the number lies, of 0 to 1")
-    p.add_argument("--seed", type=int, default=0, help="decides the number and the prose")
+    p = command_parser("demo", __doc__)
+    p.add_argument("--url", help="a running server (default: start one without eviction, one with)")
+    options.add_model(p)
+    p.add_argument("--policy", default="entropykv", choices=MODULES, help="beside vLLM alone")
+    p.add_argument("--config", metavar="SETTINGS", help="preset, file or JSON of the settings")
+    p.add_argument("--tokens", type=LENGTH, default=6000, help="of prose")
+    p.add_argument("--depth", type=SHARE, default=0.5, help="where the number lies in it")
+    p.add_argument("--seed", type=SEED, default=0, help="of number and prose (default: 0)")
+    add_json(p)
     return p
 
 
@@ -123,7 +131,7 @@ def _streamed(client: Any, url: str, text: str, start: float) -> Answer:
     return Answer(said, read, 0, {}, first, used)
 
 
-def show(answer: Answer, number: str) -> None:
+def tell(answer: Answer, number: str) -> None:
     """Print what an answer says and what it cost."""
     right = "right" if scoring.exact(answer.text, number) else f"wrong, it is {number}"
     line("that is", right)
@@ -170,28 +178,44 @@ def held(answer: Answer) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; return the exit status."""
+    """Run the command; return the exit status."""
     args = parser().parse_args(argv)
     try:
-        return demonstrate(args)
-    except KeyboardInterrupt:
-        print("\nbroken off; no server was left behind", file=sys.stderr)
-        return INTERRUPTED
+        load(args.policy, args.config)
+    except ValueError as error:
+        raise UsageError(f"argument --config: {error}") from None
+    engines.check_length(args.model, args.tokens, ANSWER_TOKENS, "the answer")
+    with redirect_stdout(sys.stderr) if takes_stdout(args.json) else nullcontext():
+        number, runs = demonstrate(args)
+    show(compared(number, runs), {"number": number, "servers": told(runs)}, args.json)
+    return 0
 
 
-def demonstrate(args: argparse.Namespace) -> int:
-    """Ask one server, or one without eviction and one with it, and compare."""
+def demonstrate(args: argparse.Namespace) -> tuple[str, dict[str, tuple[Answer, Answer]]]:
+    """Ask one server, or one without eviction and one with it: the number, and all answers."""
     text, number = prompt(args.model, args.tokens, args.depth, args.seed)
     print(f"\n{args.tokens:,} tokens of prose, {number} at {100 * args.depth:.0f} % of them")
     if args.url:
-        run(args.url.rstrip("/"), text, number)
-        return 0
-    policies = list(dict.fromkeys(("none", args.policy)))
-    runs = [serve(args, policy, text, number) for policy in policies]
-    header = [policy.replace("none", "eviction off (32 bits)") for policy in policies]
-    print(f"\n{table.render(['', *header], rows(number, runs))}")
-    print(f"\nA full cache of 16 bits would hold {held(runs[0][0]) / 2e6:.1f} MB.")
-    return 0
+        url = base_url(args.url)
+        look(url)
+        return number, {url: run(url, text, number)}
+    policies = ("none", args.policy)
+    return number, {policy: serve(args, policy, text, number) for policy in policies}
+
+
+def compared(number: str, runs: Mapping[str, tuple[Answer, Answer]]) -> str:
+    """Both servers side by side; of one that ran already no more is known than was printed."""
+    if "none" not in runs:
+        return ""
+    header = [policy.replace("none", "eviction off (32 bits)") for policy in runs]
+    text = table.render(["", *header], rows(number, list(runs.values())))
+    half = held(runs["none"][0]) / 2e6
+    return f"\n{text}\n\nA full cache of 16 bits would hold {half:.1f} MB."
+
+
+def told(runs: Mapping[str, tuple[Answer, Answer]]) -> dict[str, list[dict[str, Any]]]:
+    """The answers, for programs."""
+    return {server: [asdict(answer) for answer in answers] for server, answers in runs.items()}
 
 
 def serve(args: argparse.Namespace, policy: str, text: str, number: str) -> tuple[Answer, Answer]:
@@ -211,13 +235,9 @@ def run(url: str, text: str, number: str) -> tuple[Answer, Answer]:
         "\nfirst time, streamed; on a CPU the prompt takes a minute or more to read ...", flush=True
     )
     first = ask(client, url, text, stream=True)
-    show(first, number)
+    tell(first, number)
     print("\nsecond time, not streamed")
     second = ask(client, url, text, stream=False)
     line("answer", BEGUN + second.text)
-    show(second, number)
+    tell(second, number)
     return first, second
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

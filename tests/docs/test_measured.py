@@ -88,12 +88,17 @@ def test_which_layers_find_more(row, where):
     assert row[1:] == [f"{keep}", f"{100 * cell['held']:.0f} %", f"{share} ({low}-{high})"]
 
 
-def test_the_same_memory_without_eviction_and_with_it():
+@pytest.mark.parametrize("name", ["bench", "bench-streaming"])
+def test_the_same_memory_without_eviction_and_with_it(name):
     found = {
         cell["spec"]["eviction"].get("preset", command.STOCK): cell
-        for cell in (stored(f"bench/{path.name}") for path in (DATA / "bench").glob("*.json"))
+        for cell in (stored(f"{name}/{path.name}") for path in (DATA / name).glob("*-0.json"))
     }
-    table = block("docs/benchmarks.md", "bench")
-    results = [{**found[row[0]], "name": row[0]} for row in table]
-    assert len(results) == len(preset_names())  # vLLM alone, and all but streaming
-    assert table == command.rows(results)
+    table = block("docs/benchmarks.md", name)
+    assert table == command.rows([{**found.pop(row[0]), "name": row[0]} for row in table])
+    assert not found
+
+
+def test_every_preset_was_served_in_the_same_memory():
+    rows = block("docs/benchmarks.md", "bench") + block("docs/benchmarks.md", "bench-streaming")
+    assert {row[0] for row in rows} == {command.STOCK, *preset_names()}

@@ -2,12 +2,14 @@
 """What the demo asks a server and how it tells of the answer."""
 
 import http.server
+import json
 import sys
 import tempfile
 import threading
 
 import pytest
 
+from entropykv_vllm import cli
 from entropykv_vllm.errors import RunError
 from entropykv_vllm.evaluation import demo, server
 
@@ -51,8 +53,8 @@ def test_stock_vllm_gets_no_flags():
 
 def test_the_report_says_whether_the_answer_is_right(capsys):
     answer = demo.Answer("It is 1234567.", 6044, 9.5, {demo.FREED: 4200.0}, 8.25, 0.125)
-    demo.show(answer, "1234567")
-    demo.show(answer, "7654321")
+    demo.tell(answer, "1234567")
+    demo.tell(answer, "7654321")
     text = capsys.readouterr().out
     assert "right" in text
     assert "wrong, it is 7654321" in text
@@ -87,10 +89,20 @@ def test_a_server_leaves_nothing_behind(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_broken_off_it_says_so_without_a_traceback(monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+def test_a_running_server_is_asked_alone(monkeypatch, capsys):
+    answer = demo.Answer("1234567", 6044, 1.5, {demo.FOUND: 6016.0})
+    monkeypatch.setattr(demo, "prompt", lambda *_: ("text", "1234567"))
+    monkeypatch.setattr(demo, "run", lambda *_: (answer, answer))
+    monkeypatch.setattr(demo, "look", lambda *_: None)
+    assert demo.main(["--url", "http://127.0.0.1:1/", "--json"]) == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert told["number"] == "1234567"
+    assert [a["text"] for a in told["servers"]["http://127.0.0.1:1"]] == ["1234567"] * 2
+    assert "6,000 tokens" in said.err
 
-    monkeypatch.setattr(demo, "prompt", interrupted)
-    assert demo.main([]) == 130
-    assert "broken off" in capsys.readouterr().err
+
+def test_a_server_that_is_not_there_is_told_in_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "prompt", lambda *_: ("text", "1234567"))
+    assert cli.main(["demo", "--url", "http://127.0.0.1:1"]) == 1
+    assert "no server answers at http://127.0.0.1:1/metrics" in capsys.readouterr().err
