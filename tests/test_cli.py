@@ -178,6 +178,7 @@ def status(words: list[str]) -> int:
 WRONG = {
     "completion": ["tcsh"],
     "doctor": ["--json", "/nowhere/file"],
+    "demo": ["--config", "fast"],
     "top": ["--interval", "0"],
     "plan": ["--config.keep", "2"],
     "simulate": ["--model", "Qwen/Qwen2.5-7B-Instruct", "--trace", "/nowhere"],
