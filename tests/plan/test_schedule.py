@@ -2,9 +2,10 @@
 """The arithmetic of segments and boundaries, against a page-by-page replay."""
 
 import math
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from entropykv_vllm.plan.schedule import (
@@ -140,6 +141,21 @@ def test_the_first_tokens_stay_in_each_move_that_reads_them(plan, step):
     for at in range(plan.interval, (step + 1) * plan.interval, plan.interval):
         for move in moves(plan, at):
             assert move.sinks == (plan.sinks if 0 in move.src else 0)
+
+
+@given(plans(keep=st.floats(0.01, 0.2), cap=False, protect=False), st.data())
+def test_merges_of_the_first_tokens_keep_them(plan, data):
+    """Few plans merge, and only as often as a page is less than what two segments keep."""
+    plan = replace(plan, sinks=data.draw(st.integers(1, plan.page)))
+    reach = plan.segment * 2**plan.levels + plan.window + 2 * plan.interval
+    found = [
+        move
+        for at in range(plan.interval, reach, plan.interval)
+        for move in moves(plan, at)
+        if move.kind == "merge" and 0 in move.src
+    ]
+    assume(found)
+    assert {move.sinks for move in found} == {plan.sinks}
 
 
 @given(plans(), st.integers(1, 100))
