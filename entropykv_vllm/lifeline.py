@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 
 #: Of Linux' prctl(2), which other systems lack.
@@ -28,3 +31,21 @@ def lifeline(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
             os._exit(128 + number)
 
     return hold
+
+
+def end_with_parent(patience: float = 20) -> None:
+    """Let this process, if `multiprocessing` started it, end when the one that did has ended.
+
+    It gets SIGTERM then, and is killed `patience` seconds later if it is still there.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def follow() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(patience)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=follow, daemon=True, name="lifeline").start()

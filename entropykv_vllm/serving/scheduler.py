@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from math import ceil
 
 from vllm.logger import init_logger
@@ -13,6 +14,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
 from entropykv_vllm.config import request as wishes
+from entropykv_vllm.lifeline import end_with_parent
 from entropykv_vllm.pages.audit import audit
 from entropykv_vllm.pages.control import control, control_of, release
 from entropykv_vllm.pages.manager import TierManager
@@ -28,6 +30,8 @@ logger = init_logger("vllm.entropykv")
 
 #: The attribute of a `SchedulerOutput` that carries the step's moves.
 MOVES = "entropykv_moves"
+#: What vLLM calls the processes that it starts for engine cores.
+ENGINE_CORE = "EngineCore"
 
 
 class EvictionSchedulerMixin:
@@ -35,6 +39,9 @@ class EvictionSchedulerMixin:
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        # vLLM's engine core would go on for ever, with all memory, if its server were killed.
+        if multiprocessing.current_process().name.startswith(ENGINE_CORE):
+            end_with_parent()
         check_groups(self.vllm_config, self.kv_cache_config)
         managers = self.kv_cache_manager.coordinator.single_type_managers
         self._settings = settings_of(self.vllm_config)

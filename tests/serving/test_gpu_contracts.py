@@ -227,6 +227,11 @@ def test_the_scheduler_is_found_by_name_and_called_with_the_configuration(vllm):
     )
 
 
+def test_the_process_of_an_engine_core_is_known_by_its_name(vllm):
+    start = ("target=EngineCoreProc.run_engine_core,", 'name=f"EngineCore')
+    vllm.says("v1.engine.utils", "CoreEngineProcManager.__init__", *start)
+
+
 def test_a_running_request_that_gets_no_tokens_waits(vllm):
     vllm.says(
         SCHEDULER,
