@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 
 import psutil
 
@@ -14,7 +13,7 @@ from entropykv_vllm.evaluation.engines import model_folder
 from entropykv_vllm.evaluation.server import counters, serving
 
 from .load import Clients, Tally
-from .watch import Look, Watch, growth
+from .watch import Look, Watch, growth, left_behind
 
 #: MiB for pages: full for minutes under this load.
 POOL = 48
@@ -22,8 +21,6 @@ POOL = 48
 ROOM, MOST_AN_HOUR = 48.0, 60.0
 #: Preemptions for each request that was answered.
 MOST_PREEMPTIONS = 1.0
-#: Seconds until a server that is left alone holds nothing.
-REST = 60.0
 
 
 def arguments() -> list[str]:
@@ -42,7 +39,7 @@ def soak(minutes: float, seed: int) -> tuple[list[list[str]], list[str]]:
         watch = Watch(url, _server())
         watch.start()
         tally = asyncio.run(Clients(url, seed).run(60 * minutes))
-        left = _rest(url)
+        left = left_behind(url)
         looks, after = watch.stop(), counters(url)
         told = log.read_text()
     preempted = after["vllm:num_preemptions_total"] - before["vllm:num_preemptions_total"]
@@ -57,17 +54,6 @@ def soak(minutes: float, seed: int) -> tuple[list[list[str]], list[str]]:
 def _server() -> int:
     """The process that was started here."""
     return next(p.pid for p in psutil.Process().children() if "vllm" in " ".join(p.cmdline()))
-
-
-def _rest(url: str) -> dict[str, float]:
-    """What a server still holds once nobody asks."""
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:entropykv_pages")
-    end = time.monotonic() + REST
-    while True:
-        held = {name: counters(url)[name] for name in (*names, "vllm:kv_cache_usage_perc")}
-        if not any(held.values()) or time.monotonic() > end:
-            return {name: value for name, value in held.items() if value}
-        time.sleep(1)
 
 
 def _faults(tally: Tally, looks: list[Look], left: dict[str, float], preempted: float) -> list[str]:

@@ -12,6 +12,8 @@ import psutil
 from entropykv_vllm.evaluation.server import counters
 
 PERIOD = 2.0
+#: Seconds until a server that is left alone holds nothing.
+REST = 60.0
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,15 @@ def growth(looks: list[Look]) -> tuple[float, float]:
     early, late = half[: len(half) // 2], half[len(half) // 2 :]
     grown = min(x.megabytes for x in late) - min(x.megabytes for x in early)
     return grown, (late[0].seconds - early[0].seconds) / 3600
+
+
+def left_behind(url: str) -> dict[str, float]:
+    """What a server still holds once nobody asks."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:entropykv_pages")
+    end = time.monotonic() + REST
+    while True:
+        values = counters(url)
+        held = {name: values[name] for name in (*names, "vllm:kv_cache_usage_perc")}
+        if not any(held.values()) or time.monotonic() > end:
+            return {name: value for name, value in held.items() if value}
+        time.sleep(1)
