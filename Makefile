@@ -40,6 +40,8 @@ STEPS ?= 1000000
 SEED ?=
 # How long `make soak` does.
 MINUTES ?= 30
+# How many requests `make fuzz` sends.
+REQUESTS ?= 10000
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
 # Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
@@ -247,6 +249,10 @@ replay: env ## play the steps of one SEED again, and make it small if it fails
 .PHONY: soak
 soak: model ## drive a server with mixed load for MINUTES=30, and see that nothing is lost
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+.PHONY: fuzz
+fuzz: model ## send a server REQUESTS=10000 random requests, right and wrong: is each answered right?
+	$(BIN)/python -m tests.fuzz --requests $(REQUESTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: mutants
 mutants: env ## put deliberate bugs into a copy, one at a time: is each caught by a test?

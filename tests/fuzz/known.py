@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM itself answers with HTTP 500, without the plugin too.
+
+`python -m tests.fuzz --stock` sends the examples to a server without it, and fails if one of them
+is answered otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Known:
+    """A kind of such answers: the route and the sentence, and a request that gets one."""
+
+    path: str
+    sentence: str
+    example: tuple[str, str, bytes]
+
+
+KNOWN = [
+    Known(
+        "/invocations",
+        "maximum recursion depth exceeded",
+        ("POST", "/invocations", b'{"prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}"),
+    ),
+]
+
+#: Tracebacks that vLLM logs for these, and where /v1/messages refuses what vLLM finds wrong.
+LOGGED = [
+    "^RecursionError: maximum recursion depth exceeded",
+    '^vllm.exceptions.VLLMValidationError: .*, at File "[^"]*/vllm/',
+]
+
+
+def explains(complaint: str) -> bool:
+    """Is a complaint of the log of vLLM's own?"""
+    return any(re.search(pattern, complaint) for pattern in LOGGED)
+
+
+def is_known(path: str, sentence: str) -> bool:
+    """Is this one of vLLM's own?"""
+    return any(re.fullmatch(k.path, path) and re.search(k.sentence, sentence) for k in KNOWN)

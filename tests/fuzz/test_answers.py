@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer that is not right is noticed."""
+
+import json
+
+import pytest
+
+from . import canaries, log
+from .answers import Answer, faults
+from .cases import Case, Right
+
+RIGHT = Right((400,), ("kv_keep",))
+STREAM = b'data: {"choices": []}\n\n'
+
+
+def said(sentence: str, **more: object) -> bytes:
+    return json.dumps({"error": {"message": sentence, **more}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "wrong"),
+    [
+        (RIGHT, Answer(400, said("kv_keep is 7"), "application/json"), ""),
+        (RIGHT, Answer(200, b"{}", "application/json"), "HTTP 200 where 400 is right"),
+        (RIGHT, Answer(400, said("no"), "application/json"), "does not say kv_keep"),
+        (RIGHT, Answer(400, b'{"detail": ""}', "application/json"), "without a sentence"),
+        (RIGHT, Answer(400, said("kv_keep, /x/site-packages/y"), "application/json"), "shows"),
+        (Right(), Answer(500, said("oh"), "application/json"), "HTTP 500: oh"),
+        (Right(), Answer(200, b"{", "application/json"), "not JSON"),
+        (Right(), Answer(200, STREAM + b"data: [DONE]\n\n", "text/event-stream"), ""),
+        (Right(), Answer(200, STREAM, "text/event-stream"), "ended early"),
+        (
+            Right(),
+            Answer(200, b"data: " + said("oh", code=500) + b"\n", "text/event-stream"),
+            "HTTP 500: oh",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(right: Right, answer: Answer, wrong: str) -> None:
+    found = faults(Case("wish", "POST", "/v1/completions", right=right), answer)
+    assert (wrong in found[0]) if wrong else found == []
+
+
+def test_a_traceback_of_the_log_is_told_by_where_and_what() -> None:
+    text = (
+        "(EngineCore pid=7) ERROR 11-30 19:43:09 [core.py:75] Traceback (most recent call last):\n"
+        '(EngineCore pid=7) ERROR 11-30 19:43:09 [core.py:75]   File "a.py", line 3, in run\n'
+        "(EngineCore pid=7) ERROR 11-30 19:43:09 [core.py:75]     x()\n"
+        "(EngineCore pid=7) ERROR 11-30 19:43:09 [core.py:75] KeyError: 3\n"
+        'INFO: "POST /v1/completions HTTP/1.1" 200 OK\n'
+    )
+    assert log.complaints(text) == {'KeyError: 3, at File "a.py", line 3, in run': 1}
+
+
+def test_canaries_that_are_answered_alike_tell_nothing() -> None:
+    one, other = {"a": -0.1, "b": -3.0}, {"a": -0.4, "b": -2.0}
+    assert canaries.distance(one, other) == 1.0
+    assert canaries.distance(one, {"c": -0.1, "a": -3.0}) == float("inf")
+    answers = dict.fromkeys(canaries.OPTIONS, one)
+    assert len(canaries.alike(answers)) == 6
+    assert len(canaries.alike({**answers, "none": other})) == 3
