@@ -78,7 +78,7 @@ def _sentence(seed: int, finding: Finding) -> str:
 def _rows(tally: Tally, known: int, logged: Counter[str]) -> list[list[str]]:
     return [
         *([f"{kind}: HTTP {code}", str(n)] for (kind, code), n in sorted(tally.statuses.items())),
-        ["500 from vLLM itself, without the plugin too", str(known)],
+        ["500, 501 from vLLM itself, without the plugin too", str(known)],
         [
             "tracebacks of vLLM itself in the log",
             str(sum(logged[x] for x in logged if explains(x))),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM itself answers with HTTP 500, without the plugin too.
+"""What vLLM itself answers with HTTP 500 or 501, without the plugin too.
 
 `python -m tests.fuzz --stock` sends the examples to a server without it, and fails if one of them
 is answered otherwise.
@@ -25,6 +25,11 @@ KNOWN = [
         "/invocations",
         "maximum recursion depth exceeded",
         ("POST", "/invocations", b'{"prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}"),
+    ),
+    Known(
+        "/v1/systemone",
+        "does not support the structured decision API",
+        ("POST", "/v1/systemone", b'{"state": "x", "questions": {"a": {"type": "x"}}}'),
     ),
 ]
 
