@@ -515,8 +515,8 @@ void collapse_layer(const Moves& m) {
 }
 
 void collapse(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
-              std::string policy, std::string granularity, std::string scope, int64_t from_bits,
-              int64_t bits, std::optional<Tensor> scores, std::optional<Tensor> side) {
+              Word policy, Word granularity, Word scope, int64_t from_bits, int64_t bits,
+              std::optional<Tensor> scores, std::optional<Tensor> side) {
   Moves m = moves_of(cache, src, dst, sinks, from_bits, bits);
   score_by(m, policy, scores);
   carry(m, side, cache, {&src, &dst, &sinks});
@@ -531,8 +531,7 @@ void collapse(const Tensor& cache, const Tensor& src, const Tensor& dst, const T
 }
 
 void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tensor& sinks,
-          std::string policy, int64_t bits, std::optional<Tensor> scores,
-          std::optional<Tensor> side) {
+          Word policy, int64_t bits, std::optional<Tensor> scores, std::optional<Tensor> side) {
   Moves m = moves_of(cache, src, dst, sinks, bits, bits);
   score_by(m, policy, scores);
   carry(m, side, cache, {&src, &dst, &sinks});
@@ -558,7 +557,7 @@ void drop(const Tensor& cache, const Tensor& src, const Tensor& dst, const Tenso
 
 // -- about --
 
-bool use_isa(std::string name) {
+bool use_isa(Word name) {
   return set_isa(name.c_str());
 }
 std::string isa() {

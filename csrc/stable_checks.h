@@ -2,6 +2,7 @@
 // What the operators of CPUs and those of GPUs check alike, over torch's stable ABI.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
@@ -12,6 +13,32 @@
 
 #include "page_format.h"
 #include "policies.h"
+
+namespace entropykv {
+
+// A string that an operator takes. torch's own conversion loses each of them: a copy on the heap.
+struct Word : std::string {
+  using std::string::string;
+};
+
+} // namespace entropykv
+
+namespace torch::stable::detail {
+
+template <> struct ToImpl<entropykv::Word> {
+  static entropykv::Word call(StableIValue value, uint64_t, bool) {
+    const auto handle = to<StringHandle>(value);
+    const char* text;
+    size_t length;
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &text));
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    const entropykv::Word word(text, length);
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    return word;
+  }
+};
+
+} // namespace torch::stable::detail
 
 namespace entropykv {
 

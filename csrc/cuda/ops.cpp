@@ -283,8 +283,8 @@ struct Call {
 };
 
 void collapse(std::vector<Tensor> caches, const Tensor& src, const Tensor& dst, const Tensor& sinks,
-              std::string policy, std::string granularity, std::string scope, int64_t from_bits,
-              int64_t bits, bool apart, std::optional<Tensor> scores, std::vector<Tensor> side) {
+              Word policy, Word granularity, Word scope, int64_t from_bits, int64_t bits,
+              bool apart, std::optional<Tensor> scores, std::vector<Tensor> side) {
   Call call(caches, side, src, dst, sinks, from_bits, bits, apart);
   call.score_by(policy, scores);
   Moves& m = call.moves;
@@ -299,7 +299,7 @@ void collapse(std::vector<Tensor> caches, const Tensor& src, const Tensor& dst, 
 }
 
 void drop(std::vector<Tensor> caches, const Tensor& src, const Tensor& dst, const Tensor& sinks,
-          std::string policy, int64_t bits, bool apart, std::optional<Tensor> scores,
+          Word policy, int64_t bits, bool apart, std::optional<Tensor> scores,
           std::vector<Tensor> side) {
   Call call(caches, side, src, dst, sinks, bits, bits, apart);
   call.score_by(policy, scores);

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever the native ops are called with, they refuse it or stay within their tensors' memory."""
 
+import ctypes
 import math
+import os
 
 import pytest
 import torch
@@ -245,6 +247,37 @@ def test_integers_are_not_written_over(name, written):
             inside = arguments[written].view(-1).view(t.dtype)[: t.numel()].view(t.shape)
             inside.copy_(t)
             refuses(name, "integers lie in memory", **{written: arguments[written], which: inside})
+
+
+# -- memory that is not given back ---------------------------------------------------------------
+
+
+class Heap(ctypes.Structure):
+    """What glibc says of its memory: `mallinfo2`."""
+
+    _fields_ = tuple((f"number_{i}", ctypes.c_size_t) for i in range(10))
+
+
+def in_use():
+    """Bytes of the heap that somebody has."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None or "libasan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("needs glibc 2.33, and its own malloc")
+    ask.restype = Heap
+    return ask().number_7
+
+
+@with_moves
+def test_a_call_gives_back_what_it_takes(name):
+    """The strings too, which torch's own conversion does not."""
+    none = torch.empty(0, 1, dtype=torch.int64)
+    moves = {"src": none, "dst": none, "sinks": none[:, 0], "scores": None}
+    arguments = ARGUMENTS[name]() | moves
+    call(name, arguments)
+    before, calls = in_use(), 2000
+    for _ in range(calls):
+        call(name, arguments)
+    assert in_use() - before < 16 * calls
 
 
 # -- anything at all ------------------------------------------------------------------------------
