@@ -55,7 +55,10 @@ class Copy:
         if status == 0:
             return None, text
         failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py(?:::\w+)?)", text, re.MULTILINE)
-        return failed[1] if failed else "before any test", text
+        # One that ends the process stands among the functions that Python names then.
+        ended = re.search(r'/(test_\w+\.py)", line \d+ in (test_\w+)', text)
+        by = failed[1] if failed else "::".join(ended.groups()) if ended else "before any test"
+        return by, text
 
     def build(self) -> None:
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]

@@ -248,4 +248,18 @@ BUGS = [
         "",
         "tests/kernels/test_native.py",
     ),
+    Bug(
+        "kernels: the rows of a call may begin before its queries",
+        "csrc/ops.cpp",
+        "batch.starts[0] >= 0 && ",
+        "",
+        "tests/kernels/test_arguments.py",
+    ),
+    Bug(
+        "kernels: page numbers are written over once they were checked",
+        "csrc/ops.cpp",
+        "  check_apart({&starts, &table, &cold, &hot}, output);\n",
+        "",
+        "tests/kernels/test_arguments.py",
+    ),
 ]
