@@ -42,6 +42,12 @@ SEED ?=
 MINUTES ?= 30
 # How many requests `make fuzz` sends.
 REQUESTS ?= 10000
+# How long `make fuzz-ops` does, in seconds.
+TIME ?= 60
+# The part of the random examples that `make sanitize` plays, and the instruction sets that it
+# builds: all where none is named; "best" is this machine's.
+SHARE ?= 1
+ISAS ?=
 
 # How vLLM runs on CPUs. All of it can be overridden from outside.
 # Without these two vLLM computes with one thread on a small machine: it binds threads to cores, and
@@ -257,6 +263,14 @@ fuzz: model ## send a server REQUESTS=10000 random requests, right and wrong: is
 .PHONY: mutants
 mutants: env ## put deliberate bugs into a copy, one at a time: is each caught by a test?
 	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+
+.PHONY: sanitize
+sanitize: env ## run the kernels' tests with builds that see wrong reads and writes, and races
+	$(BIN)/python -m tests.sanitize --share $(SHARE) --isas '$(ISAS)' $(PYTEST_ARGS)
+
+.PHONY: fuzz-ops
+fuzz-ops: env ## call the kernels with what a fuzzer makes up, for TIME=60 seconds
+	$(BIN)/python -m tests.sanitize.fuzz --seconds $(TIME)
 
 .PHONY: check
 check: env ## check format, lint and types

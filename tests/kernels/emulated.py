@@ -16,6 +16,8 @@ import torch.utils.cpp_extension as torch_build
 CUDA = Path(__file__).parents[2] / "csrc/cuda"
 EMULATION = CUDA / "emulation"
 FLAGS = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-fPIC", "-shared", "-Wall", "-Wno-psabi"]
+# Those of `make sanitize`.
+FLAGS += os.environ.get("EMULATED_CXXFLAGS", "").split()
 # Few enough that the calls of the tests are cut into several launches.
 LIMITS = ["-DEKV_MOST_BYTES=60000", "-DEKV_MAX_LAYERS=2"]
 
