@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,8 @@ class Clients:
 
     async def run(self, seconds: float) -> Tally:
         """Send for a time, then wait for what is under way."""
-        limits = aiohttp.TCPConnector(limit=0)
+        # A connection that is used again may be closed by the server just then.
+        limits = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=limits) as session:
             self.session = session
             await self._canary()
@@ -76,14 +78,20 @@ class Clients:
             await self._canary()
         return self.tally
 
-    def _start(self, client: Any) -> None:
+    def _start(self, client: Coroutine[Any, Any, None]) -> None:
         if len(self.tasks) >= MOST:
             client.close()
             return
-        task = asyncio.create_task(client)
+        task = asyncio.create_task(self._connected(client))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         self.tally.most = max(self.tally.most, len(self.tasks))
+
+    async def _connected(self, client: Coroutine[Any, Any, None]) -> None:
+        try:
+            await client
+        except aiohttp.ClientError as error:
+            self.tally.faults.append(f"a connection broke: {error!r}")
 
     async def _canary(self) -> None:
         """The same question, always: the same answer, whoever else is there."""
