@@ -236,7 +236,7 @@ test-cluster: model ## run the tests that start several workers, on Ray too
 trials: model ## soak, fuzz, fuzz-ops and sanitize, a few minutes of each
 	$(MAKE) -j 1 soak MINUTES=3
 	$(MAKE) -j 1 fuzz REQUESTS=200
-	$(MAKE) -j 1 sanitize SHARE=0.05 ISAS='generic best'
+	$(MAKE) -j 1 sanitize SHARE=0.02 ISAS='generic best'
 	$(MAKE) -j 1 fuzz-ops TIME=20
 
 .PHONY: test-unit

@@ -27,6 +27,8 @@ NASTY: list[Any] = [
     *("é" * 50, "‮x\u200b", "x" * 5000, [], [[]], [None], ["a", 1, {}], [0] * 300, {}, {"": None}),
     *({"type": "object"}, {"$ref": "#"}, [-1], [2**40], ["\ud800"], "data:,x", "../../etc/passwd"),
 ]
+#: Keys that a body may have too many.
+NAMES = ["", "\x00", "\ud800", "n", "stop", "messages", "prompt", "tools"]
 CONTENT_TYPES = [
     *(
         "text/plain",
@@ -51,14 +53,17 @@ def with_wrong_value(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]
         if what < 0.1 and isinstance(holder, dict):
             del holder[key]
         elif what < 0.2 and isinstance(holder, dict):
-            holder[
-                rng.choice(["", "\x00", "\ud800", "n", "stop", "messages", "prompt", "tools"])
-            ] = rng.choice(NASTY)
+            holder[rng.choice(NAMES)] = _nasty(rng)
         else:
-            holder[key] = rng.choice(NASTY)
+            holder[key] = _nasty(rng)
         if not body:
             break
     return body
+
+
+def _nasty(rng: random.Random) -> Any:
+    """A copy, since it is a place for the next one."""
+    return copy.deepcopy(rng.choice(NASTY))
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
