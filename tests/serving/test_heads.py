@@ -97,6 +97,6 @@ def test_layers_that_read_the_pages_of_others_have_none_to_plan_for():
 
 def test_the_log_says_what_a_tier_holds():
     (tier,) = checks.tiers_of(config(), range(3), 128, torch.bfloat16)
-    assert _describe(tier) == ("all", "0,1,2", "window 224, keep 1 in 4 bits, 112 tokens a page")
+    assert _describe(tier) == ("all", "0,1,2", "window 224, keep all in 4 bits, 112 tokens a page")
     (tier,) = checks.tiers_of(config(bits=16), range(3), 128, torch.bfloat16)
     assert _describe(tier)[2] == "everything"
