@@ -16,7 +16,7 @@ import aiohttp
 
 from entropykv_vllm.evaluation.server import SERVED_NAME
 
-#: Seconds after which a request is stuck, with as many before it as there may be, on a busy machine.
+#: Seconds after which a request is stuck, however many are before it and however busy the machine.
 PATIENCE = 600.0
 #: The most requests under way at a time.
 MOST = 64
