@@ -222,9 +222,10 @@ $(OTHER_SOURCES): | $(BIN)/python
 	rm $(OTHER).part/*.whl
 	mv $(OTHER).part $(OTHER)
 
-# Tests run side by side, a file at a time in each process, but for those that start several workers.
+# Tests run side by side, a file at a time in each process (tests/conftest.py), but for those that start
+# several workers.
 # 5: PYTEST_ARGS selects no test of this part.
-BESIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell nproc) --dist loadfile
+BESIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell nproc) --dist loadgroup
 UNIT := $(BESIDE) -m 'not engine and not cluster' $(PYTEST_ARGS)
 
 # Those that start several workers, and the short forms of what can go on for hours, have a core each.

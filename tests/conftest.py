@@ -3,6 +3,8 @@
 
 import os
 
+import pytest
+
 DEFAULTS = {
     "OMP_NUM_THREADS": str(os.cpu_count()),
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -19,3 +21,11 @@ for name, value in DEFAULTS.items():
     os.environ.setdefault(name, value)
 # It would override the pool sizes that tests ask for.
 os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side run files, and of one file the tests with engines of other settings."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        engine = call.params.get("engine", "") if call else ""
+        item.add_marker(pytest.mark.xdist_group(f"{item.path} {engine}"))
