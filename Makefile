@@ -242,10 +242,10 @@ test-cluster: model ## run the tests that start several workers, on Ray too
 # One after the other: each would slow the next.
 .PHONY: trials
 trials: model ## soak, fuzz, fuzz-ops and sanitize, a few minutes of each
-	$(MAKE) -j 1 soak MINUTES=3
-	$(MAKE) -j 1 fuzz REQUESTS=200
-	$(MAKE) -j 1 sanitize SHARE=0.02 ISAS='generic best'
-	$(MAKE) -j 1 fuzz-ops TIME=20
+	$(MAKE) soak MINUTES=3
+	$(MAKE) fuzz REQUESTS=200
+	$(MAKE) sanitize SHARE=0.02 ISAS='generic best'
+	$(MAKE) fuzz-ops TIME=20
 
 .PHONY: test-unit
 test-unit: model $(OTHER_SOURCES) ## run the tests that start no engine

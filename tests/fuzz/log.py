@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from .known import BAD
+
 #: What a logger puts before each line.
 _BEFORE = re.compile(r"^\(\w+ pid=\d+\) (\w+ [\d-]+ [\d:]+ \[[\w.]+:\d+\] ?)?")
-#: Without a traceback, too.
-_BAD = ("AuditError", "EngineDeadError")
 
 
 def complaints(text: str) -> Counter[str]:
@@ -24,6 +24,6 @@ def complaints(text: str) -> Counter[str]:
         elif place is not None:
             found[f"{line[:200]}, at {place}"] += 1
             place = None
-        elif any(word in line for word in _BAD):
+        elif any(word in line for word in BAD):
             found[line[:200]] += 1
     return found

@@ -8,6 +8,7 @@ import pytest
 from . import canaries, log
 from .answers import Answer, faults
 from .cases import Case, Right
+from .known import explains
 
 RIGHT = Right((400,), ("kv_keep",))
 STREAM = b'data: {"choices": []}\n\n'
@@ -59,3 +60,10 @@ def test_canaries_that_are_answered_alike_tell_nothing() -> None:
     answers = dict.fromkeys(canaries.OPTIONS, one)
     assert len(canaries.alike(answers)) == 6
     assert len(canaries.alike({**answers, "none": other})) == 3
+
+
+def test_a_traceback_that_ends_in_our_code_is_a_fault():
+    assert explains('ValueError: empty, at File "/site-packages/transformers/x.py", line 3, in run')
+    assert not explains('ValueError: empty, at File "/x/entropykv_vllm/serving/x.py", line 3, in f')
+    assert not explains('AuditError: page 3, at File "/site-packages/vllm/x.py", line 3, in run')
+    assert not explains("EngineDeadError")
