@@ -243,8 +243,8 @@ test-cluster: model ## run the tests that start several workers, on Ray too
 .PHONY: trials
 trials: model ## soak, fuzz, fuzz-ops and sanitize, a few minutes of each
 	$(MAKE) soak MINUTES=3
-	$(MAKE) fuzz REQUESTS=200
-	$(MAKE) sanitize SHARE=0.02 ISAS='generic best'
+	$(MAKE) fuzz REQUESTS=100
+	$(MAKE) sanitize SHARE=0.02 ISAS=generic
 	$(MAKE) fuzz-ops TIME=20
 
 .PHONY: test-unit
