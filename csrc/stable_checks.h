@@ -107,13 +107,13 @@ inline void check_sizes(int64_t head_size, int64_t page, int64_t bits) {
 
 // Of a cache that the kernels can work on, whose cold pages have that many bits.
 inline Geometry geometry_of(const torch::stable::Tensor& t, int64_t bits) {
-  STD_TORCH_CHECK(
-      t.dim() == 4 && t.stride(3) == 1 && t.stride(2) == t.size(3) &&
-          heads_are_apart(t, t.size(2) * t.size(3)),
-      "entropykv: a cache is [pages, heads, page, 2 * head size], each page contiguous");
+  constexpr const char* kShape =
+      "entropykv: a cache is [pages, heads, page, 2 * head size], each page contiguous";
+  STD_TORCH_CHECK(t.dim() == 4 && t.stride(3) == 1 && t.stride(2) == t.size(3), kShape);
   STD_TORCH_CHECK(t.size(3) % 2 == 0, "entropykv: head sizes are multiples of 16, not half of ",
                   t.size(3));
-  check_sizes(t.size(3) / 2, t.size(2), bits);
+  check_sizes(t.size(3) / 2, t.size(2), bits); // before they are multiplied
+  STD_TORCH_CHECK(heads_are_apart(t, t.size(2) * t.size(3)), kShape);
   STD_TORCH_CHECK(t.size(1) >= 1 && t.size(1) <= kMostHeads, "entropykv: a cache has 1 to ",
                   kMostHeads, " heads, not ", t.size(1));
   Geometry g{};
