@@ -296,4 +296,10 @@ private:
   uint64_t count_ = 0;
 };
 
+// The instruction set of the calls that follow; one that is not there changes nothing.
+inline void use(const std::string& isa) {
+  StableIValue stack[1] = {StableIValue(new std::string(isa))};
+  stable::operators().at("use_isa")(stack, 1, 1);
+}
+
 } // namespace calls

@@ -136,12 +136,6 @@ void report() {
   _exit(1);
 }
 
-// As `use_isa` takes it: a string, and no tensor.
-void use(const std::string& isa) {
-  StableIValue stack[1] = {StableIValue(new std::string(isa))};
-  stable::operators().at("use_isa")(stack, 1, 1);
-}
-
 } // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -156,8 +150,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
     return data.ConsumeIntegralInRange<int64_t>(low, high);
   };
   constexpr const char* isas[] = {"", "generic", "avx2", "avx512", "avx512_bf16", "amx_emulated"};
-  use("generic"); // for where the other one is not there
-  use(data.PickValueInArray(isas));
+  calls::use("generic"); // for where the other one is not there
+  calls::use(data.PickValueInArray(isas));
   stable::threads = data.ConsumeBool() ? 1 : 8;
   const int wrong = data.ConsumeIntegralInRange<int>(0, 4); // before short inputs end
   Arguments all = calls::kKinds[which].right(pick);

@@ -58,11 +58,6 @@ void race() {
   one.join(), other.join();
 }
 
-void use(const std::string& isa) {
-  StableIValue stack[1] = {StableIValue(new std::string(isa))};
-  stable::operators().at("use_isa")(stack, 1, 1);
-}
-
 } // namespace
 
 int main(int count, char** words) {
@@ -71,7 +66,7 @@ int main(int count, char** words) {
   if (count > 1 && std::string(words[1]) == "race") return race(), 0;
   several_callers();
   for (const char* isa : {"generic", "avx2", "avx512", "avx512_bf16", "amx_emulated"}) {
-    use(isa);
+    calls::use(isa);
     for (const calls::Kind& kind : calls::kKinds) carry_out(kind, 1, kCalls);
   }
   printf("no race in %d calls\n", kCalls * calls::kCount * 5);
