@@ -245,7 +245,7 @@ trials: model ## soak, fuzz, fuzz-ops and sanitize, a few minutes of each
 	$(MAKE) soak MINUTES=3
 	$(MAKE) fuzz REQUESTS=100
 	$(MAKE) sanitize SHARE=0.02 ISAS=generic
-	$(MAKE) fuzz-ops TIME=20
+	$(MAKE) fuzz-ops TIME=20 ISAS=generic
 
 .PHONY: test-unit
 test-unit: model $(OTHER_SOURCES) ## run the tests that start no engine
@@ -278,7 +278,7 @@ sanitize: env ## run the kernels' tests with builds that see wrong reads and wri
 
 .PHONY: fuzz-ops
 fuzz-ops: env ## call the kernels with what a fuzzer makes up, for TIME=60 seconds
-	$(BIN)/python -m tests.sanitize.fuzz --seconds $(TIME)
+	$(BIN)/python -m tests.sanitize.fuzz --seconds $(TIME) $(if $(ISAS),--isas '$(ISAS)')
 
 .PHONY: check
 check: env ## check format, lint and types
