@@ -18,6 +18,7 @@ ENDS = {
     "/v1/completions": b"data: [DONE]",
     "/v1/chat/completions": b"data: [DONE]",
     "/inference/v1/generate": b"data: [DONE]",
+    "/invocations": b"data: [DONE]",
     "/v1/messages": b"event: message_stop",
     "/v1/responses": b"event: response.completed",
 }
@@ -46,10 +47,7 @@ def status_of(answer: Answer) -> int:
 
 def faults(case: Case, answer: Answer) -> list[str]:
     """What is wrong, a sentence each."""
-    try:
-        status = status_of(answer)
-    except ValueError as error:
-        return [f"an event is not JSON ({error}): {answer.body[-300:]!r}"]
+    status = status_of(answer)
     if status == 0 or status >= 500:
         return [f"HTTP {status}: {message(answer.body)[:300]}"]
     if case.right.statuses and status not in case.right.statuses:
@@ -63,10 +61,7 @@ def faults(case: Case, answer: Answer) -> list[str]:
 def message(body: bytes) -> str:
     """The sentence of a refusal, "" if there is none."""
     for part in [body, *(line[6:] for line in body.splitlines() if line.startswith(b"data: {"))]:
-        try:
-            said = json.loads(part)
-        except ValueError:
-            continue
+        said = _parsed(part)
         # FastAPI's own refusals have their sentence in `detail`.
         error = said.get("error", said.get("detail")) if isinstance(said, dict) else None
         if isinstance(error, dict):
@@ -85,9 +80,7 @@ def listed(found: list[str]) -> str:
 def _failed(body: bytes) -> int:
     """The status that an event of a stream tells, 0 if none does."""
     for line in body.splitlines():
-        if not line.startswith(b"data: {"):
-            continue
-        said = json.loads(line[6:])
+        said = _parsed(line[6:]) if line.startswith(b"data: {") else None
         error: Any = said.get("error") if isinstance(said, dict) else None
         if isinstance(error, dict):
             code = error.get("code")
@@ -95,11 +88,20 @@ def _failed(body: bytes) -> int:
     return 0
 
 
+def _parsed(text: bytes) -> Any:
+    """What is said in JSON; None if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def _of_refusal(case: Case, answer: Answer) -> list[str]:
     if case.method == "HEAD":
         return []
     said = message(answer.body)
-    found = [f"a refusal shows {leak!r}: {said[:300]}" for leak in LEAKS if leak in said]
+    shown = said + answer.body.decode(errors="replace")
+    found = [f"a refusal shows {leak!r}: {shown[:300]}" for leak in LEAKS if leak in shown]
     if not said:
         found.append(f"HTTP {answer.status} without a sentence: {answer.body[:300]!r}")
     elif case.right.words and not any(word in said for word in case.right.words):
@@ -109,6 +111,9 @@ def _of_refusal(case: Case, answer: Answer) -> list[str]:
 
 def _of_stream(case: Case, answer: Answer) -> list[str]:
     lines = answer.body.splitlines()
+    events = [line[6:] for line in lines if line.startswith(b"data: {")]
+    if wrong := [event for event in events if _parsed(event) is None]:
+        return [f"an event is not JSON: {wrong[0][:300]!r}"]
     if case.path == "/entropykv/events":
         begins = bool(lines) and lines[0].startswith(b'data: {"about": {')
         return [] if begins else [f"the page's events begin with {answer.body[:200]!r}"]

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from . import canaries, log
-from .answers import Answer, faults
+from .answers import ENDS, Answer, faults, status_of
 from .cases import Case, Right
 from .known import explains
 
@@ -26,10 +26,12 @@ def said(sentence: str, **more: object) -> bytes:
         (RIGHT, Answer(400, said("no"), "application/json"), "does not say kv_keep"),
         (RIGHT, Answer(400, b'{"detail": ""}', "application/json"), "without a sentence"),
         (RIGHT, Answer(400, said("kv_keep, /x/site-packages/y"), "application/json"), "shows"),
+        (RIGHT, Answer(400, said("kv_keep", param="/x/y.py:3"), "application/json"), "shows"),
         (Right(), Answer(500, said("oh"), "application/json"), "HTTP 500: oh"),
         (Right(), Answer(200, b"{", "application/json"), "not JSON"),
         (Right(), Answer(200, STREAM + b"data: [DONE]\n\n", "text/event-stream"), ""),
         (Right(), Answer(200, STREAM, "text/event-stream"), "ended early"),
+        (Right(), Answer(200, b"data: {no\n\ndata: [DONE]\n", "text/event-stream"), "not JSON"),
         (
             Right(),
             Answer(200, b"data: " + said("oh", code=500) + b"\n", "text/event-stream"),
@@ -40,6 +42,18 @@ def said(sentence: str, **more: object) -> bytes:
 def test_what_is_wrong_is_said(right: Right, answer: Answer, wrong: str) -> None:
     found = faults(Case("wish", "POST", "/v1/completions", right=right), answer)
     assert (wrong in found[0]) if wrong else found == []
+
+
+@pytest.mark.parametrize("path", ENDS)
+def test_each_stream_comes_to_its_end(path: str) -> None:
+    case = Case("wish", "POST", path)
+    assert faults(case, Answer(200, STREAM + ENDS[path] + b"\n", "text/event-stream")) == []
+    (found,) = faults(case, Answer(200, STREAM, "text/event-stream"))
+    assert "ended early" in found
+
+
+def test_an_event_that_is_not_json_has_the_status_of_its_answer() -> None:
+    assert status_of(Answer(200, b"data: {no\n", "text/event-stream")) == 200
 
 
 def test_a_traceback_of_the_log_is_told_by_where_and_what() -> None:
