@@ -38,7 +38,7 @@ BAD = ("AuditError", "EngineDeadError")
 
 
 def explains(complaint: str) -> bool:
-    """Is a complaint of the log of vLLM's own: a traceback that does not end in our code?
+    """Is a complaint of the log of vLLM's own: a traceback that our code did not call up?
 
     vLLM logs some for what it refuses. Whether the answer was right is looked at beside this.
     """

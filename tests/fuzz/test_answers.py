@@ -2,6 +2,7 @@
 """An answer that is not right is noticed."""
 
 import json
+import traceback
 
 import pytest
 
@@ -74,6 +75,32 @@ def test_canaries_that_are_answered_alike_tell_nothing() -> None:
     answers = dict.fromkeys(canaries.OPTIONS, one)
     assert len(canaries.alike(answers)) == 6
     assert len(canaries.alike({**answers, "none": other})) == 3
+
+
+def test_a_library_s_traceback_is_the_caller_s() -> None:
+    frames = (
+        '  File "/x/{}/a.py", line 3, in f\n  File "/x/torch/b.py", line 4, in g\nKeyError: 3\n'
+    )
+    for caller, theirs in {"vllm": True, "entropykv_vllm": False}.items():
+        (told,) = log.complaints("Traceback (most recent call last):\n" + frames.format(caller))
+        assert explains(told) == theirs, told
+
+
+def test_a_traceback_in_an_exception_group_is_told() -> None:
+    """As of a stream: its task ends in a group, in whose lines the traceback stands."""
+    try:
+        raise ExceptionGroup("unhandled errors", [_raised(ValueError("broken"))])
+    except ExceptionGroup as group:
+        lines = "".join(traceback.format_exception(group)).splitlines()
+    told = log.complaints("\n".join(f"(APIServer pid=7) {line}" for line in lines))
+    assert [kind.partition(":")[0] for kind in told] == ["ExceptionGroup", "ValueError"]
+
+
+def _raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except type(error) as raised:
+        return raised
 
 
 def test_a_traceback_that_ends_in_our_code_is_a_fault():
