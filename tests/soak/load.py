@@ -49,7 +49,6 @@ class Tally:
     ended: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     canaries: set[str] = field(default_factory=set)
-    under_way: int = 0
     most: int = 0
 
 
@@ -70,9 +69,10 @@ class Clients:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 burst = MOST if self.rng.random() < 0.03 else self.rng.randint(1, 3)
+                # Before the others, which may leave no room for it.
+                self._start(self._canary())
                 for _ in range(burst):
                     self._start(self._one())
-                self._start(self._canary())
                 await asyncio.sleep(self.rng.expovariate(0.5))
             await asyncio.gather(*self.tasks)
             await self._canary()
@@ -90,8 +90,8 @@ class Clients:
     async def _connected(self, client: Coroutine[Any, Any, None]) -> None:
         try:
             await client
-        except aiohttp.ClientError as error:
-            self.tally.faults.append(f"a connection broke: {error!r}")
+        except Exception as error:  # one that nobody waits for would be lost
+            self.tally.faults.append(f"a client did not get an answer: {error!r}")
 
     async def _canary(self) -> None:
         """The same question, always: the same answer, whoever else is there."""
@@ -153,6 +153,9 @@ class Clients:
             return
         if answer.status in _refusable(body):
             return
+        # vLLM ends a stream that fails as any other.
+        if failed := [line for line in lines if line.startswith(b'data: {"error"')]:
+            self.tally.faults.append(f"a stream failed: {failed[0][:200]!r}")
         if not lines or lines[-1].strip() != b"data: [DONE]":
             self.tally.faults.append(f"a stream ended early, HTTP {answer.status}: {lines[-1:]}")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server takes while it is driven: memory, pool, preemptions."""
+"""What a server takes while it is driven: its memory and its pool."""
 
 from __future__ import annotations
 
@@ -32,24 +32,45 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.url, self.process = url, psutil.Process(pid)
         self.looks: list[Look] = []
+        self.fault: Exception | None = None
         self._begin, self._end = time.monotonic(), threading.Event()
 
     def run(self) -> None:
         """Look every `PERIOD` seconds."""
-        while not self._end.wait(PERIOD):
-            used = counters(self.url)["vllm:kv_cache_usage_perc"]
-            self.looks.append(Look(time.monotonic() - self._begin, self.memory(), used))
+        try:
+            while not self._end.wait(PERIOD):
+                self.looks.append(self._look())
+        except Exception as fault:
+            self.fault = fault
+
+    def _look(self) -> Look:
+        used = counters(self.url)["vllm:kv_cache_usage_perc"]
+        return Look(time.monotonic() - self._begin, self.memory(), used)
 
     def memory(self) -> float:
         """MiB that are a process's own, of the server and all that it started."""
         family = [self.process, *self.process.children(recursive=True)]
-        return sum(process.memory_full_info().uss for process in family) / 2**20
+        return sum(map(_own, family)) / 2**20
 
     def stop(self) -> list[Look]:
-        """End it; what it saw."""
+        """End it; what it saw.
+
+        Raises:
+            RuntimeError: it ended before, so of what came then nothing is known.
+        """
         self._end.set()
         self.join()
+        if self.fault is not None:
+            raise RuntimeError("nobody watched the server to the end") from self.fault
         return self.looks
+
+
+def _own(process: psutil.Process) -> int:
+    """Bytes of a process, which may have ended just now."""
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def growth(looks: list[Look]) -> tuple[float, float]:
