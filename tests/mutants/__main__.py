@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import hypothesis
@@ -22,6 +23,18 @@ from .bugs import BUGS, Bug
 ROOT = Path(__file__).parents[2]
 #: What tests import that takes seconds.
 SLOW = ("torch", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.gpu_worker", "vllm.engine.arg_utils")
+
+
+#: Where tests cannot even begin: nothing caught the bug, which is none that a test could meet.
+NO_TEST = "before any test"
+
+
+def failed_in(text: str) -> str | None:
+    """The test that failed, or ended the process, by what was printed."""
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py::\w+)", text, re.MULTILINE)
+    # One that ends the process stands among the functions that Python names then.
+    ended = re.search(r'/(test_\w+\.py)", line \d+ in (test_\w+)', text)
+    return failed[1] if failed else "::".join(ended.groups()) if ended else None
 
 
 class Copy:
@@ -49,16 +62,10 @@ class Copy:
             with printed.open("w") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-            os._exit(_pytest(self.folder, files))
+            os._exit(_status(self.folder, files))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         text = printed.read_text()
-        if status == 0:
-            return None, text
-        failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py(?:::\w+)?)", text, re.MULTILINE)
-        # One that ends the process stands among the functions that Python names then.
-        ended = re.search(r'/(test_\w+\.py)", line \d+ in (test_\w+)', text)
-        by = failed[1] if failed else "::".join(ended.groups()) if ended else "before any test"
-        return by, text
+        return (None if status == 0 else failed_in(text) or NO_TEST), text
 
     def build(self) -> None:
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
@@ -90,6 +97,15 @@ def _warm_up() -> None:
         importlib.import_module(name)
     ours = [name for name in sys.modules if name.partition(".")[0] == "entropykv_vllm"]
     assert not ours, f"{ours} are imported, so their copies would not be"
+
+
+def _status(folder: Path, files: tuple[str, ...]) -> int:
+    """How a run ended; an error of its own must not go on in what forked it."""
+    try:
+        return _pytest(folder, files)
+    except BaseException:
+        traceback.print_exc()
+        return 1
 
 
 def _pytest(folder: Path, files: tuple[str, ...]) -> int:
@@ -136,7 +152,7 @@ def _one(copy: Copy, bug: Bug) -> bool:
     seconds = time.monotonic() - began
     print(f"| {bug.name} | `{bug.file}` | {f'`{by}`' if by else 'NONE'} | {seconds:.0f} s |")
     sys.stdout.flush()
-    return by is not None
+    return by not in (None, NO_TEST)
 
 
 if __name__ == "__main__":
