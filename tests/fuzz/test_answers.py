@@ -8,6 +8,7 @@ import pytest
 
 from . import canaries, log
 from .answers import ENDS, Answer, faults, status_of
+from .bases import bases
 from .cases import Case, Right
 from .known import explains
 
@@ -108,3 +109,8 @@ def test_a_traceback_that_ends_in_our_code_is_a_fault():
     assert not explains('ValueError: empty, at File "/x/entropykv_vllm/serving/x.py", line 3, in f')
     assert not explains('AuditError: page 3, at File "/site-packages/vllm/x.py", line 3, in run')
     assert not explains("EngineDeadError")
+
+
+def test_of_each_route_that_streams_the_end_is_known() -> None:
+    routes = {base.path for base in bases() if "batch" not in base.path}
+    assert routes == ENDS.keys()
