@@ -144,7 +144,8 @@ class EvictionConfig(BaseModel):
         None, description="Choose per KV head or once per layer; unset: what suits the policy."
     )
     debug: bool = Field(
-        False, description="Check the ownership and the content of all pages at each step: slow."
+        False,
+        description="Check at each step who owns pages, and on CPUs what full ones hold: slow.",
     )
 
     @field_validator("policy", "curve")

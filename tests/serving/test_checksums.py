@@ -23,7 +23,7 @@ def step(new=(), more=(), names=("a",), cleared=None):
 
 @pytest.fixture
 def world():
-    """A request of 10 tokens in the pages 3, 5, and 7, of which the last is not full."""
+    """A request at its token 13, in the pages 3, 5, and 7, of which the last is not full."""
     caches = [torch.randn(12, 2, PAGE, 32).bfloat16() for _ in range(2)]
     request = SimpleNamespace(block_ids=[[3, 0, 5, 7]], num_computed_tokens=13)
     runner = SimpleNamespace(requests={"a": request})
