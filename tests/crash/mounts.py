@@ -37,11 +37,6 @@ def _way() -> tuple[list[str], list[str]] | None:
     return None
 
 
-def may_mount() -> bool:
-    """Whether this user may mount disks, at least where nobody else sees them."""
-    return _way() is not None
-
-
 class Mounts:
     """A mount namespace, held by the process `holder`."""
 

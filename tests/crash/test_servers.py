@@ -122,6 +122,7 @@ def test_after_sigterm_answers_have_their_time_and_the_server_ends_with_its_last
     assert short.pieces[-1] == "[DONE]"
     assert '"finish_reason":"length"' in short.pieces[-2]
     assert still_there([core], SOON) == []
+    assert server.child.poll() is None, "it did not wait for its client"
     endless.leave()
     assert server.child.wait(SOON) == 0
     assert still_there(family, SOON) == []
