@@ -271,6 +271,7 @@ class World:
         for tier in self.tables:
             if isinstance(tier, TierManager):
                 kept = [tier.progress, tier._whole, tier._stuck, tier._unhashed, tier._unwritten]
+                kept += [tier._moves, tier.req_to_blocks, tier.num_cached_block]
                 assert not any(kept), "something of a request is kept that is gone"
         assert not self.worker.requests, "the worker keeps a request that is gone"
 
