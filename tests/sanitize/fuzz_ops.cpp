@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 #include "calls.h"
 
 namespace {
@@ -122,6 +124,8 @@ struct Count {
   uint64_t accepted, refused;
 } counts[calls::kCount];
 
+bool fuzzes; // or plays files again, which need not have calls of each kind
+
 // Calls that are all refused, or never, would find nothing.
 void report() {
   bool all = true;
@@ -131,14 +135,15 @@ void report() {
             n.refused);
     all = all && n.accepted && n.refused;
   }
-  if (all) return;
+  if (all || !fuzzes) return;
   fprintf(stderr, "an operator was never called right, or never wrong\n");
   _exit(1);
 }
 
 } // namespace
 
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
+extern "C" int LLVMFuzzerInitialize(int* count, char*** words) {
+  fuzzes = std::filesystem::is_directory((*words)[*count - 1]); // where its inputs are kept
   atexit(report);
   return 0;
 }
