@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose memory grows as a server on a CPU meets ever new numbers of tokens? `python -m tests.soak.products`.
+"""Whose memory grows as a server on a CPU meets ever new numbers of tokens? Not the plugin's.
 
+`python -m tests.soak.products` shows it.
 vLLM multiplies with oneDNN, which compiles a product for each number of rows and keeps the last
 1,024 of them, or as many as `ONEDNN_PRIMITIVE_CACHE_CAPACITY` says. No plugin is loaded here, and
 no server: only the products of one layer.
