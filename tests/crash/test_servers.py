@@ -81,6 +81,7 @@ def test_nothing_outlives_a_server_that_is_killed_and_the_next_one_takes_its_por
 def test_a_server_ends_with_its_engine_core(servers: Servers) -> None:
     with in_mid_stream(server := servers.running()) as stream:
         server.part("EngineCore").kill()
+        assert server.child.wait(SOON) == 0, "docs/operating.md says so, for those who restart it"
     assert "error" in stream.pieces[-2], stream.pieces[-2:]
     assert "engine core exited unexpectedly" in server.said()
 
@@ -88,6 +89,7 @@ def test_a_server_ends_with_its_engine_core(servers: Servers) -> None:
 def test_a_server_ends_with_any_of_its_workers(servers: Servers) -> None:
     with in_mid_stream(server := servers.start("-pp", "2")) as stream:
         server.part("Worker_PP1").kill()
+        assert server.child.wait(SOON) == 0
     assert "error" in stream.pieces[-2], stream.pieces[-2:]
     assert "died unexpectedly" in server.said()
 

@@ -16,7 +16,7 @@ from tests.soak.watch import left_behind
 
 from . import answers, record, replay, servers
 from .bases import bases
-from .cases import Cases
+from .cases import KINDS, Cases
 from .clients import Clients, Finding, Tally, session
 from .known import explains, is_known
 from .log import complaints
@@ -24,6 +24,8 @@ from .schema import schema_of
 
 #: What is printed of a body; all of it is in the file of the findings.
 SHOWN = 2000
+#: Requests from which on each kind must have been accepted and refused.
+ENOUGH = 1000
 
 
 def fuzz(seed: int, requests: int) -> tuple[list[list[str]], list[str]]:
@@ -42,6 +44,8 @@ def fuzz(seed: int, requests: int) -> tuple[list[list[str]], list[str]]:
     faults = [*tally.faults, *(_sentence(seed, f) for f in tally.findings if f not in known)]
     wrong = {"it does not answer /health": not healthy, f"left behind: {left}": bool(left)}
     wrong[f"processes of the server ended: {ended}"] = bool(ended)
+    if requests >= ENOUGH:
+        wrong |= {f"no {kind} got HTTP {code}": True for kind, code in one_sided(tally)}
     faults += [sentence for sentence, holds in wrong.items() if holds]
     logged = complaints(told)
     faults += [f"{n} times in the log: {line}" for line, n in logged.items() if not explains(line)]
@@ -58,6 +62,12 @@ async def _send(url: str, seed: int, requests: int) -> Tally:
         with bar(requests, "request") as shown:
             await clients.run(cases, range(requests), shown)
     return clients.tally
+
+
+def one_sided(tally: Tally) -> list[tuple[str, str]]:
+    """The kinds of requests that were never accepted, or never refused, and with what."""
+    wanted = [(kind, code) for kind in KINDS for code in ("200", "400")]
+    return [pair for pair in wanted if not tally.statuses[pair]]
 
 
 def _is_vllms(finding: Finding) -> bool:

@@ -3,13 +3,16 @@
 
 import json
 import traceback
+from collections import Counter
 
 import pytest
 
 from . import canaries, log
+from .__main__ import one_sided
 from .answers import ENDS, Answer, faults, status_of
 from .bases import bases
-from .cases import Case, Right
+from .cases import KINDS, Case, Right
+from .clients import Tally
 from .known import explains
 
 RIGHT = Right((400,), ("kv_keep",))
@@ -114,3 +117,10 @@ def test_a_traceback_that_ends_in_our_code_is_a_fault():
 def test_of_each_route_that_streams_the_end_is_known() -> None:
     routes = {base.path for base in bases() if "batch" not in base.path}
     assert routes == ENDS.keys()
+
+
+def test_a_kind_that_was_never_refused_is_told() -> None:
+    tally = Tally(Counter({(kind, code): 3 for kind in KINDS for code in ("200", "400")}))
+    assert one_sided(tally) == []
+    del tally.statuses["wish", "400"]
+    assert one_sided(tally) == [("wish", "400")]

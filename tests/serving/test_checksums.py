@@ -47,6 +47,16 @@ def test_a_page_that_changed_unasked_is_told(world, place):
         sums.check(step(), [])
 
 
+def test_tokens_and_layers_that_change_places_are_told(world):
+    sums, caches, _ = world
+    for place in (caches[0][3, 0], torch.stack([c[5] for c in caches])):
+        assert not torch.equal(place, place.flip(0)), "it must change to say anything"
+    caches[0][3] = caches[0][3].flip(1)
+    caches[0][5], caches[1][5] = caches[1][5].clone(), caches[0][5].clone()
+    with pytest.raises(RuntimeError, match=r"did not write them: 3, 5$"):
+        sums.check(step(), [])
+
+
 def test_a_page_that_was_moved_to_may_change(world):
     sums, caches, request = world
     caches[0][3] += 1

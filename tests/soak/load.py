@@ -110,13 +110,20 @@ class Clients:
             if status != 400:
                 self.tally.faults.append(f"a wrong request got HTTP {status}: {text[:200]}")
         elif kind == "plain":
-            status, text = await self._post(body)
-            if status not in (200, *_refusable(body)):
-                self.tally.faults.append(f"a request got HTTP {status}: {text[:200]}")
+            self._judge(body, *await self._post(body))
         else:
             leave = self.rng.uniform(0, 4) if kind == "abort" else None
             await self._stream({**body, "stream": True}, leave)
         self.tally.ended[kind] += 1
+
+    def _judge(self, body: dict[str, Any], status: int, text: str) -> None:
+        """A request is answered, and with as many tokens as it asked for."""
+        if status not in (200, *_refusable(body)):
+            self.tally.faults.append(f"a request got HTTP {status}: {text[:200]}")
+        elif status == 200:
+            made, asked = json.loads(text)["usage"]["completion_tokens"], _asked(body)
+            if made != asked and not _refusable(body):
+                self.tally.faults.append(f"{made} tokens were answered, and {asked} asked for")
 
     def _body(self) -> dict[str, Any]:
         length = self.rng.choice([self.rng.randint(5, 200), self.rng.randint(200, 3000)])
@@ -162,6 +169,11 @@ class Clients:
     def _request(self, body: dict[str, Any]) -> Any:
         whole = {"model": SERVED_NAME, **body}
         return self.session.post(f"{self.url}/v1/completions", json=whole)
+
+
+def _asked(body: dict[str, Any]) -> int:
+    """How many tokens a request asks for."""
+    return int(body["max_tokens"] * body.get("n", 1))
 
 
 def _refusable(body: dict[str, Any]) -> tuple[int, ...]:

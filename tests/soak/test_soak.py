@@ -2,6 +2,7 @@
 """What goes wrong in a soak is noticed, without a server."""
 
 import asyncio
+import json
 import os
 from unittest import mock
 
@@ -64,6 +65,24 @@ def streamed(text: str) -> list[str]:
 )
 def test_a_stream_that_fails_or_ends_early_is_told(text, fault):
     found = streamed(text)
+    assert [line.startswith(fault) for line in found] == [True] if fault else found == []
+
+
+@pytest.mark.parametrize(
+    ("status", "made", "wish", "fault"),
+    [
+        (200, 10, {}, None),
+        (200, 9, {}, "9 tokens were answered, and 10 asked for"),
+        (200, 9, {"kv_eviction": "none"}, None),
+        (400, 0, {"kv_eviction": "none"}, None),
+        (400, 0, {}, "a request got HTTP 400"),
+    ],
+)
+def test_an_answer_that_is_missing_or_short_is_told(status, made, wish, fault):
+    clients = Clients("", 0)
+    body = {"prompt": [1], "vllm_xargs": wish, "max_tokens": 5, "n": 2}
+    clients._judge(body, status, json.dumps({"usage": {"completion_tokens": made}}))
+    found = clients.tally.faults
     assert [line.startswith(fault) for line in found] == [True] if fault else found == []
 
 
