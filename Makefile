@@ -228,20 +228,12 @@ $(OTHER_SOURCES): | $(BIN)/python
 BESIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell nproc) --dist loadgroup
 UNIT := $(BESIDE) -m 'not engine and not cluster' $(PYTEST_ARGS)
 
-# Those that start servers and workers wait for them much of the time, so the others go on beside them.
+# Those that start several workers, and the short forms of what can go on for hours, have a core each.
 .PHONY: test
 test: model $(OTHER_SOURCES) ## run all tests
 	$(UNIT) || [ $$? -eq 5 ]
-	$(MAKE) -j 2 --output-sync=target test-engine test-served
-
-.PHONY: test-engine
-test-engine: model ## run the tests that start an engine
 	$(BESIDE) -m engine $(PYTEST_ARGS) || [ $$? -eq 5 ]
-
-.PHONY: test-served
-test-served: model
-	OMP_NUM_THREADS=1 $(MAKE) test-cluster
-	$(if $(PYTEST_ARGS),,OMP_NUM_THREADS=1 $(MAKE) trials)
+	OMP_NUM_THREADS=1 $(MAKE) -j 2 --output-sync=target test-cluster $(if $(PYTEST_ARGS),,trials)
 
 .PHONY: test-cluster
 test-cluster: model ## run the tests that start several workers, on Ray too
