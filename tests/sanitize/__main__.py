@@ -63,6 +63,8 @@ def test(names: list[str], share: float, more: list[str]) -> None:
     must_find("heap-buffer-overflow", sys.executable, "-m", "tests.sanitize.overrun", env=env)
     files = [f"tests/kernels/test_{name}.py" for name in TESTS]
     options = ["-p", "tests.sanitize.plugin", "-p", "no:cacheprovider", "-q", "-x"]
+    # All examples of a test take many times as long as without a sanitizer.
+    options.append("--timeout=3600")
     run(sys.executable, "-m", "pytest", *options, *more, *files, env=env)
 
 
