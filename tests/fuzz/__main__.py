@@ -44,9 +44,9 @@ def fuzz(seed: int, requests: int) -> tuple[list[list[str]], list[str]]:
     faults = [*tally.faults, *(_sentence(seed, f) for f in tally.findings if f not in known)]
     wrong = {"it does not answer /health": not healthy, f"left behind: {left}": bool(left)}
     wrong[f"processes of the server ended: {ended}"] = bool(ended)
-    if requests >= ENOUGH:
-        wrong |= {f"no {kind} got HTTP {code}": True for kind, code in one_sided(tally)}
     faults += [sentence for sentence, holds in wrong.items() if holds]
+    if requests >= ENOUGH:
+        faults += [f"no {kind} got HTTP {code}" for kind, code in one_sided(tally)]
     logged = complaints(told)
     faults += [f"{n} times in the log: {line}" for line, n in logged.items() if not explains(line)]
     times = ["seconds: start, requests", f"{started - begin:.0f}, {seconds:.0f}"]

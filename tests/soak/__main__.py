@@ -13,6 +13,7 @@ from entropykv_vllm.evaluation import table
 from entropykv_vllm.evaluation.engines import model_folder
 from entropykv_vllm.evaluation.server import counters, serving
 
+from . import products
 from .load import Clients, Tally
 from .watch import Look, Watch, growth, left_behind
 
@@ -22,9 +23,6 @@ POOL = 48
 ROOM, MOST_AN_HOUR = 24.0, 60.0
 #: Minutes for which a server may warm up: memory of shorter runs is shown and not judged.
 WARM = 15.0
-#: oneDNN compiles a product for each number of rows and keeps 1,024, which takes hours to fill and
-#: would hide what we lose (see `products.py`).
-PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 #: Preemptions for each request that was answered.
 MOST_PREEMPTIONS = 1.0
 
@@ -96,7 +94,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     args = parser.parse_args()
-    os.environ |= PRODUCTS
+    # What oneDNN keeps grows for hours and would hide what we lose.
+    os.environ[products.VARIABLE] = products.BOUND
     rows, faults = soak(args.minutes, args.seed)
     print(table.render(["", f"{args.minutes:g} minutes, seed {args.seed}"], rows))
     print("\n".join(f"FAULT: {fault}" for fault in faults) or "nothing was lost")
